@@ -1,0 +1,35 @@
+"""Errors, typed by who must act on them. Each is raised at one boundary and never swallowed."""
+
+
+class TbrlError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(TbrlError):
+    """The user must act: names the key or file, the value and the remedy, on one line."""
+
+
+class ModelError(TbrlError):
+    """The policy must act: the message is shown to it as an observation (never a failure)."""
+
+
+class BackendFailure(TbrlError):
+    """Infrastructure failed (backend, user, judge, engine, deadline): the episode is re-run.
+
+    `kind` says what failed (see `types.FailureKind`), `where` names the place
+    (tool, actor, endpoint), `detail` is one line for people.
+    """
+
+    def __init__(self, kind: str, where: str, detail: str) -> None:
+        super().__init__(f"{kind} failure in {where}: {detail}")
+        self.kind = kind
+        self.where = where
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        # The default pickles `args` (one string) and would break across an actor boundary.
+        return (type(self), (self.kind, self.where, self.detail))
+
+
+class InvariantError(TbrlError):
+    """We must act: a promise of the system does not hold. The run stops."""
