@@ -8,7 +8,8 @@ from tbrl.errors import ConfigError
 
 _WARMSTART = Names(
     split="warmstart",
-    first=("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jon", "Kira", "Leo"),
+    first=("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jon", "Kira",
+           "Leo"),
     last=("Adler", "Bauer", "Cole", "Dietz", "Ellis", "Frey", "Grant", "Hale", "Irwin", "Jansen",
           "Keller", "Lind"),
     ids=(100, 400),
