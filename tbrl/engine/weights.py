@@ -1,0 +1,189 @@
+"""Learner side of weight transfer: one interface, three backends chosen by configuration.
+
+`shm` writes one safetensors file into shared memory and hands its path to every engine (CPU).
+`ipc` (same GPU) and `nccl` (a GPU a side) drive vLLM's own trainer-side engines.
+The sender talks to engines through `EngineControl`, which actors/ implements over Ray.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from tbrl.engine.digest import WeightDigest
+from tbrl.engine.vllm_engine import WeightEcho
+from tbrl.errors import InvariantError
+
+NamedWeights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+"""A fresh pass over the full parameters; materialising them may be a collective over ranks."""
+
+
+class EngineControl(Protocol):
+    """Control plane of all engines at once; every call has a deadline."""
+
+    def init_transfer(self, info: dict[str, Any]) -> None: ...
+    def begin_update(self) -> None: ...
+    def receive_update(self, info: Any) -> None: ...
+    def end_update(self, version: int) -> list[WeightEcho]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SentWeights:
+    """One weight update as every engine confirmed it."""
+
+    policy_version: int
+    digest: str
+    echoes: tuple[WeightEcho, ...]
+    bytes: int
+
+
+class WeightSender(Protocol):
+    """Called on every learner rank; ranks other than 0 only take part in gathering."""
+
+    def send(self, weights: NamedWeights, version: int) -> SentWeights | None: ...
+    def close(self) -> None: ...
+
+
+class ShmSender:
+    """Two alternating files in shared memory, so that a late reader never sees a torn one."""
+
+    def __init__(self, control: EngineControl, rank: int, name: str) -> None:
+        self._control = control
+        self._rank = rank
+        self._base = Path("/dev/shm") / f"tbrl-{name}"
+        self._turn = 0
+
+    def send(self, weights: NamedWeights, version: int) -> SentWeights | None:
+        """Gather, write, load on all engines, compare digests. Returns None on ranks above 0."""
+        digest = WeightDigest()
+        tensors = {
+            name: tensor.detach().contiguous().clone() for name, tensor in digest.tap(weights())
+        }
+        if self._rank:
+            return None
+        path = self._path(self._turn)
+        self._turn ^= 1
+        save_file(tensors, f"{path}.tmp")
+        os.replace(f"{path}.tmp", path)
+        self._control.begin_update()
+        self._control.receive_update({"path": str(path)})
+        size = sum(t.numel() * t.element_size() for t in tensors.values())
+        return confirm(self._control.end_update(version), digest.hexdigest(), version, size)
+
+    def _path(self, turn: int) -> Path:
+        return self._base.with_name(f"{self._base.name}-{turn}.safetensors")
+
+    def close(self) -> None:
+        for turn in (0, 1):
+            self._path(turn).unlink(missing_ok=True)
+
+
+class VllmSender:
+    """`ipc` or `nccl`: vLLM's trainer-side transfer engine drives the round trip. GPU only."""
+
+    def __init__(
+        self, control: EngineControl, rank: int, backend: str, world_size: int, address: str, port: int
+    ) -> None:
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        self._control = control
+        self._rank = rank
+        self._info: Any
+        if backend == "ipc":
+            self._info = IPCTrainerInitInfo(rank=rank, packed=True)
+        else:
+            self._info = NCCLTrainerInitInfo(
+                rank=rank,
+                master_address=address,
+                master_port=port,
+                world_size=world_size,
+                packed=True,
+            )
+        self._engine: Any = None
+
+    def send(self, weights: NamedWeights, version: int) -> SentWeights | None:
+        source = _TappedSource(weights)
+        if self._engine is None:
+            from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+            self._engine = WeightTransferTrainerFactory.trainer_init(
+                self._info, client=_ControlClient(self._control), source=source
+            )
+        self._engine.source = source
+        self._engine.send_weights()
+        if self._rank:
+            return None
+        echoes = self._control.end_update(version)
+        return confirm(echoes, source.digest.hexdigest(), version, source.bytes)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+
+
+class _TappedSource:
+    """vLLM's WeightSource protocol over our iterator, digesting what passes."""
+
+    def __init__(self, weights: NamedWeights) -> None:
+        self._weights = weights
+        self.digest = WeightDigest()
+        self.bytes = 0
+
+    def metadata(self) -> list[Any]:
+        from vllm.distributed.weight_transfer.base import ParamMeta
+
+        return [ParamMeta(name, t.dtype, tuple(t.shape)) for name, t in self._weights()]
+
+    def held_names(self) -> None:
+        return None
+
+    def groups(self) -> list[list[str]]:
+        from vllm.distributed.weight_transfer.base import layerwise_groups
+
+        return layerwise_groups([meta.name for meta in self.metadata()])
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self.digest.tap(self._weights()):
+            self.bytes += tensor.numel() * tensor.element_size()
+            yield name, tensor
+
+
+class _ControlClient:
+    """vLLM's weight-sync client protocol over EngineControl. `finish` is left to `end_update`,
+    which also resets the caches and collects the echoes."""
+
+    def __init__(self, control: EngineControl) -> None:
+        self._control = control
+
+    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+        self._control.init_transfer(info)
+
+    def start_weight_update(self) -> None:
+        self._control.begin_update()
+
+    def update_weights(self, info: Any) -> None:
+        self._control.receive_update(info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        del weight_version
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Engines are shut down by their actors."""
+
+
+def confirm(echoes: list[WeightEcho], digest: str, version: int, size: int) -> SentWeights:
+    """All engines must echo the version and digest that were sent."""
+    for index, echo in enumerate(echoes):
+        if echo.policy_version != version or echo.digest != digest:
+            raise InvariantError(
+                f"engine {index} echoes version {echo.policy_version} digest {echo.digest}, "
+                f"sent version {version} digest {digest}"
+            )
+    return SentWeights(version, digest, tuple(echoes), size)
