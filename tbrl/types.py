@@ -216,6 +216,8 @@ class Failed:
     kind: FailureKind
     where: str
     detail: str
+    tokens: int = 0
+    """Prompt and response tokens of the episode when it failed (failures by episode length)."""
 
 
 Outcome = Scored | Failed
