@@ -1,6 +1,12 @@
 """Errors, typed by who must act on them. Each is raised at one boundary and never swallowed."""
 
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tbrl.types import FailureKind
+
+
 class TbrlError(Exception):
     """Base of all errors raised on purpose."""
 
@@ -20,13 +26,13 @@ class BackendFailure(TbrlError):
     (tool, actor, endpoint), `detail` is one line for people.
     """
 
-    def __init__(self, kind: str, where: str, detail: str) -> None:
+    def __init__(self, kind: "FailureKind", where: str, detail: str) -> None:
         super().__init__(f"{kind} failure in {where}: {detail}")
-        self.kind = kind
+        self.kind: FailureKind = kind
         self.where = where
         self.detail = detail
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type, tuple["FailureKind", str, str]]:
         # The default pickles `args` (one string) and would break across an actor boundary.
         return (type(self), (self.kind, self.where, self.detail))
 

@@ -22,12 +22,14 @@ import numpy as np
 from tbrl.config import RolloutConfig
 from tbrl.episode.interpretation import Interpreter, Reading
 from tbrl.episode.rendering import Renderer
+from tbrl.episode.seeding import EpisodeSeeds
 from tbrl.errors import BackendFailure, InvariantError
 from tbrl.interfaces import Grader, PolicyEngine, Sandbox, SandboxSession, UserSimulator
 from tbrl.types import (
     Episode,
     EpisodeKey,
     Failed,
+    FailureKind,
     FinishReason,
     Generation,
     Outcome,
@@ -39,8 +41,6 @@ from tbrl.types import (
 )
 
 T = TypeVar("T")
-TurnSeed = Callable[[int], int]
-"""Sampling seed of agent turn i."""
 InterpreterFor = Callable[[SandboxSession], Interpreter]
 """The interpreter of a session's tools (cached per scenario by the caller)."""
 
@@ -63,11 +63,11 @@ async def run_episode(
     key: EpisodeKey,
     config: RolloutConfig,
     sampling: Sampling,
-    turn_seed: TurnSeed,
+    seeds: EpisodeSeeds,
     tries: int = 1,
 ) -> Episode:
     """Play one episode to its end. Never raises for infrastructure errors: they are the outcome."""
-    state = _Conversation(parts, task, config, sampling, turn_seed)
+    state = _Conversation(parts, task, config, sampling, seeds)
     started = time.perf_counter()
     outcome: Outcome
     terminal: TerminalState | None = None
@@ -75,10 +75,10 @@ async def run_episode(
         async with asyncio.timeout(config.episode_deadline_s):
             finish, terminal, outcome = await state.play()
     except BackendFailure as failure:
-        finish, outcome = "failed", Failed(failure.kind, failure.where, failure.detail)  # type: ignore[arg-type]
+        finish, outcome = "failed", state.failed(failure.kind, failure.where, failure.detail)
     except TimeoutError:
         detail = f"episode passed its deadline of {config.episode_deadline_s:g} s"
-        finish, outcome = "failed", Failed("deadline", "episode", detail)
+        finish, outcome = "failed", state.failed("deadline", "episode", detail)
     finally:
         await state.close()
     state.seconds["total"] = time.perf_counter() - started
@@ -94,13 +94,13 @@ class _Conversation:
         task: PublicTask,
         config: RolloutConfig,
         sampling: Sampling,
-        turn_seed: TurnSeed,
+        seeds: EpisodeSeeds,
     ) -> None:
         self._parts = parts
         self._task = task
         self._config = config
         self._sampling = sampling
-        self._turn_seed = turn_seed
+        self._seeds = seeds
         self._session: SandboxSession | None = None
         self._interpreter: Interpreter
         self._prompt: list[int] = []
@@ -189,7 +189,7 @@ class _Conversation:
                     self._prompt + self._response,
                     self._sampling,
                     budget,
-                    self._turn_seed(turn),
+                    self._seeds.turn(turn),
                     self._parts.renderer.stop_ids,
                 ),
                 self._config.turn_deadline_s,
@@ -218,7 +218,7 @@ class _Conversation:
         visible = [t for t in self._turns if t.role in ("user", "assistant") and t.text]
         with self._clock("user"):
             return await self._within(
-                self._parts.user.reply(self._task, visible, self._turn_seed(turn)),
+                self._parts.user.reply(self._task, visible, self._seeds.user(turn)),
                 self._config.user_deadline_s,
                 "user",
                 "reply",
@@ -258,7 +258,7 @@ class _Conversation:
                 is_error=reading.error is not None,
                 start=start,
                 end=start + len(generation.ids),
-                seed=self._turn_seed(turn),
+                seed=self._seeds.turn(turn),
             )
         )
 
@@ -309,6 +309,9 @@ class _Conversation:
             yield
         finally:
             self.seconds[phase] += time.perf_counter() - started
+
+    def failed(self, kind: FailureKind, where: str, detail: str) -> Failed:
+        return Failed(kind, where, detail, tokens=len(self._prompt) + len(self._response))
 
     async def close(self) -> None:
         if self._session is not None:
