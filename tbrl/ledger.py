@@ -38,7 +38,7 @@ class Account:
     episodes: int = 0
     tokens: int = 0
     """Prompt and response tokens of the final episodes plus those of failed tries."""
-    lengths: Counter[str] = field(default_factory=Counter)
+    lengths: dict[str, int] = field(default_factory=dict)
     """Episodes by length bucket, e.g. `256-511`: shows whether an account favours short ones."""
 
 
@@ -167,7 +167,8 @@ class StepLedger:
         summary = self._back.get(assignment)
         if summary is not None:
             account.tokens += _tokens(summary)
-            account.lengths.update(length_bucket(tokens) for tokens in summary.episode_tokens)
+            for bucket in map(length_bucket, summary.episode_tokens):
+                account.lengths[bucket] = account.lengths.get(bucket, 0) + 1
 
     def _failures(self) -> tuple[FailureCount, ...]:
         counts: Counter[tuple[str, str, str, bool]] = Counter()
