@@ -1,1 +1,1 @@
-
+"""Thin Ray actors: each owns a life cycle, deadlines and metrics, and calls a plain class."""

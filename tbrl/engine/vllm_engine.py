@@ -157,6 +157,9 @@ class VllmEngine:
     async def end_update(self, version: int) -> WeightEcho:
         """Finish, drop every cached prefix, and echo what is loaded now."""
         await self._llm.finish_weight_update(weight_version=str(version))
+        return await self._echo(version)
+
+    async def _echo(self, version: int) -> WeightEcho:
         digests = set(await self._llm.collective_rpc("end_digest"))
         if len(digests) != 1:
             raise InvariantError(f"workers of one engine received different weights: {digests}")
@@ -168,6 +171,14 @@ class VllmEngine:
             raise InvariantError(f"engine echoes version {echoed}, expected {version}")
         self.policy_version = version
         return WeightEcho(version, digests.pop(), reset)
+
+    async def load_folder(self, path: str, version: int) -> WeightEcho:
+        """Replace the weights by those of a Hugging Face folder of the same architecture."""
+        self.policy_version = -1
+        await self._llm.collective_rpc("begin_digest")
+        await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+        await self._llm.update_weight_version(str(version))
+        return await self._echo(version)
 
     async def sleep(self) -> None:
         """Free the device for the learner (weights to host, KV cache dropped). No-op on CPU."""

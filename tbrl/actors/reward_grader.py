@@ -1,0 +1,18 @@
+"""RewardGrader: the only process that holds golden interactions and golden states."""
+
+from __future__ import annotations
+
+import ray
+
+from tbrl.config import JudgeConfig
+from tbrl.rewards.build import build_grader
+from tbrl.types import Outcome, Task, TerminalState
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
+class RewardGrader:
+    def __init__(self, tasks: list[Task], judge: JudgeConfig) -> None:
+        self._grader = build_grader(tasks, judge)
+
+    async def grade(self, task_ref: str, terminal: TerminalState, final_text: str) -> Outcome:
+        return await self._grader.grade(task_ref, terminal, final_text)

@@ -1,0 +1,20 @@
+"""UserSimulator: speaks for the users of all episodes."""
+
+from __future__ import annotations
+
+import ray
+
+from tbrl.config import UserConfig
+from tbrl.types import PublicTask, Turn
+from tbrl.users.build import build_user
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
+class UserSimulator:
+    """Stateless: a restart loses nothing."""
+
+    def __init__(self, config: UserConfig) -> None:
+        self._user = build_user(config)
+
+    async def reply(self, task: PublicTask, visible: list[Turn], seed: int) -> str:
+        return await self._user.reply(task, visible, seed)
