@@ -105,6 +105,7 @@ class _Step:
         default_factory=dict
     )
     arrived: dict[Assignment, tuple[GroupSummary, GroupReference]] = field(default_factory=dict)
+    recalled: list[asyncio.Task[tuple[GroupSummary, GroupReference]]] = field(default_factory=list)
     adding: list[asyncio.Task[None]] = field(default_factory=list)
     committed: list[Assignment] = field(default_factory=list)
 
@@ -124,7 +125,7 @@ class Controller:
         alternate: bool,
         policy_version: int = 0,
         on_step: Callable[[StepRecord], None],
-        on_progress: Callable[[int, int, LedgerRow | None, GroupSummary], None] | None = None,
+        on_progress: Callable[[int, int, GroupSummary], None] | None = None,
         checkpoint_extra: Callable[[], JsonObject] = dict,
     ) -> None:
         """`alternate`: engines and learner share devices, so their phases must not overlap."""
@@ -175,7 +176,8 @@ class Controller:
         try:
             await self._collect(state)
         except BaseException:
-            await self._recall(state, list(state.running.values()))
+            self._recall(state, set(state.running.values()))
+            await asyncio.gather(*state.recalled, *state.adding, return_exceptions=True)
             raise
         collected = time.perf_counter()
         report = await self._update(state)
@@ -232,8 +234,7 @@ class Controller:
         for event in events:
             self._account(state, event)
         if self._on_progress is not None:
-            committed = len(state.committed)
-            self._on_progress(state.number, committed, None, summary)
+            self._on_progress(state.number, len(state.committed), summary)
 
     def _account(self, state: _Step, event: Event) -> None:
         if event.fate == "committed":
@@ -241,9 +242,7 @@ class Controller:
             if not self._alternate:
                 self._add(state, event.assignment)
         elif event.fate == "cancelled" and event.assignment not in state.arrived:
-            for task, assignment in state.running.items():
-                if assignment == event.assignment:
-                    task.cancel()
+            self._recall(state, {event.assignment})
 
     def _check_failures(self, state: _Step) -> None:
         """A backend that is down must stop the run, not keep it busy."""
@@ -260,12 +259,12 @@ class Controller:
                 f"last: {last.kind} in {last.where}: {last.detail}"
             )
 
-    async def _recall(self, state: _Step, assignments: list[Assignment]) -> None:
-        """Cancel running groups and wait until they are gone: nothing may sample across an update."""
-        tasks = [task for task, a in state.running.items() if a in assignments]
-        for task in tasks:
+    def _recall(self, state: _Step, assignments: set[Assignment]) -> None:
+        """Cancel running groups; `_update` waits until they are gone."""
+        for task in [task for task, a in state.running.items() if a in assignments]:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            state.recalled.append(task)
+            del state.running[task]
 
     # ------------------------------------------------------------ updating
 
@@ -275,7 +274,8 @@ class Controller:
         state.adding.append(asyncio.ensure_future(add))
 
     async def _update(self, state: _Step) -> LearnerReport:
-        await self._recall(state, list(state.running.values()))
+        # Nothing may sample across a weight update.
+        await asyncio.gather(*state.recalled, return_exceptions=True)
         if self._alternate:
             await self._rollouts.sleep()
             for assignment in sorted(state.committed, key=_by_slot):
