@@ -1,0 +1,129 @@
+"""The policy as the learner sees it: a micro-batch in, logprobs of its action tokens out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tbrl.errors import ConfigError
+from tbrl.learner.attention import plan_attention, register_attention
+from tbrl.learner.head import TokenScores, score_tokens
+from tbrl.learner.packing import PackedBatch, Sequence1D, pack_sequences
+from tbrl.types import Sampling
+
+
+class PolicyModel(nn.Module):
+    """A Hugging Face causal LM whose forward scores the action tokens of a PackedBatch.
+
+    The head runs inside `forward`, so that a sharded head is whole while it is used, and only on
+    the rows that predict an action token.
+    """
+
+    def __init__(self, causal_lm: nn.Module, head_chunk: int = 512) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+        self.head_chunk = head_chunk
+
+    def forward(self, batch: PackedBatch, samplings: tuple[Sampling, ...]) -> tuple[TokenScores, ...]:
+        """Scores of the batch's N action tokens, one TokenScores per entry of `samplings`."""
+        output = self.causal_lm.base_model(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.position_ids[None],
+            use_cache=False,
+            plan=plan_attention(batch.spans, batch.input_ids.device),
+        )
+        hidden = output.last_hidden_state[0].index_select(0, batch.rows)
+        weight = self.causal_lm.get_output_embeddings().weight
+        return tuple(
+            score_tokens(hidden, weight, batch.targets, sampling, self.head_chunk)
+            for sampling in samplings
+        )
+
+    def shard_units(self) -> list[nn.Module]:
+        """Modules that are sharded on their own: the decoder layers."""
+        return list(self.causal_lm.base_model.layers)
+
+    @staticmethod
+    def public_name(name: str) -> str:
+        """A parameter's name in the Hugging Face checkpoint."""
+        return name.removeprefix("causal_lm.")
+
+
+def load_policy(
+    path: str, head_chunk: int = 512, gradient_checkpointing: bool = False
+) -> PolicyModel:
+    """Load a Hugging Face folder with float32 master weights and the packed attention.
+
+    Raises ConfigError when the folder or its config.json is missing.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"model.path={path}: no config.json there; give a local Hugging Face model folder"
+        )
+    # The checkpoint's own dtype (often bfloat16) would lose updates of 1e-6.
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=register_attention(), local_files_only=True
+    )
+    return prepare_policy(model, head_chunk, gradient_checkpointing)
+
+
+def prepare_policy(
+    model: nn.Module, head_chunk: int = 512, gradient_checkpointing: bool = False
+) -> PolicyModel:
+    """Wrap a causal LM that was made with the packed attention; checks its float32 weights."""
+    wrong = {p.dtype for p in model.parameters() if p.dtype not in (torch.float32, torch.float64)}
+    if wrong:
+        raise ConfigError(f"master weights are {wrong}: load the model in float32")
+    model.config.use_cache = False
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    return PolicyModel(model, head_chunk)
+
+
+def probe_sequences(vocabulary: int) -> list[Sequence1D]:
+    """Three short sequences for the self-test: two share a prompt, one does not."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    draw = lambda n: rng.integers(0, vocabulary, n)  # noqa: E731
+    first, second = draw(7), draw(5)
+    shapes = [(first, 6), (first, 9), (second, 4)]
+    return [
+        Sequence1D(prompt, draw(n), np.ones(n, bool), np.zeros(n, np.float32), 1.0, 1.0)
+        for prompt, n in shapes
+    ]
+
+
+def check_packing(
+    score: nn.Module, vocabulary: int, device: torch.device, tolerance: float
+) -> float:
+    """Start-up self-test: packed logprobs equal unpacked ones. Returns the largest difference.
+
+    Raises ConfigError when it exceeds `tolerance`: the model mixes packed sequences (a recurrent
+    layer, an attention of its own) and must not be trained packed.
+    """
+    sampling = (Sampling(),)
+    sequences = probe_sequences(vocabulary)
+    with torch.no_grad():
+        packed = torch.cat(
+            [score(b.to(device), sampling)[0].logprobs for b in pack_sequences(sequences, 4096)]
+        )
+        alone = torch.cat(
+            [
+                score(pack_sequences([s], 4096, share_prompt=False)[0].to(device), sampling)[0].logprobs
+                for s in sequences
+            ]
+        )
+    difference = float((packed - alone).abs().max())
+    if not difference <= tolerance:
+        raise ConfigError(
+            f"model.attention: packed and unpacked logprobs differ by {difference:.3g} "
+            f"(limit {tolerance:g}); use a model with plain causal attention in every layer"
+        )
+    return difference
