@@ -1,0 +1,92 @@
+"""Coverage: a headline number needs every expected (task, attempt) exactly once, scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tbrl.errors import ConfigError
+from tbrl.evaluation.metrics import Attempts, TaskLabels
+from tbrl.evaluation.results import ResultRow
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Expected keys against those at hand."""
+
+    expected: int
+    scored: int
+    missing: tuple[Key, ...]
+    """Expected, no row."""
+    failed: tuple[Key, ...]
+    """Expected, the row is a system error."""
+    unexpected: tuple[Key, ...]
+    """A row that nobody asked for."""
+
+    @property
+    def exact(self) -> bool:
+        return not (self.missing or self.failed or self.unexpected)
+
+    @property
+    def to_run(self) -> tuple[Key, ...]:
+        """What a repair runs."""
+        return (*self.missing, *self.failed)
+
+    def __str__(self) -> str:
+        parts = [f"{self.scored} of {self.expected} attempts scored"]
+        for name in ("missing", "failed", "unexpected"):
+            keys: tuple[Key, ...] = getattr(self, name)
+            if keys:
+                parts.append(f"{len(keys)} {name} (e.g. {keys[0][0]} attempt {keys[0][1]})")
+        return ", ".join(parts)
+
+    def require(self, where: str) -> None:
+        """ConfigError unless exact: no headline number otherwise."""
+        if not self.exact:
+            raise ConfigError(
+                f"{where}: {self}; no headline number: complete it with evaluation.repair=true"
+            )
+
+
+def coverage_of(
+    tasks: Sequence[str], attempts: int, outcome: Mapping[Key, bool | None]
+) -> Coverage:
+    """Compare {(task, attempt): passed, or None for an error} with tasks x range(attempts)."""
+    expected = [(task, attempt) for task in tasks for attempt in range(attempts)]
+    wanted = set(expected)
+    return Coverage(
+        expected=len(expected),
+        scored=sum(outcome.get(key) is not None for key in expected),
+        missing=tuple(key for key in expected if key not in outcome),
+        failed=tuple(key for key in expected if key in outcome and outcome[key] is None),
+        unexpected=tuple(sorted(key for key in outcome if key not in wanted)),
+    )
+
+
+def attempts_of(
+    rows: Iterable[ResultRow],
+    where: str,
+    tasks: Sequence[str] = (),
+    attempts: int = 0,
+) -> Attempts:
+    """The complete matrix of a results file, or ConfigError saying what it lacks.
+
+    Without `tasks` and `attempts` the expectation is read from the rows: every task that occurs,
+    as many attempts as the largest attempt number says. Rows stream: only keys are kept.
+    """
+    outcome: dict[Key, bool | None] = {}
+    labels: dict[str, TaskLabels] = {}
+    for row in rows:
+        outcome[row.uid, row.attempt] = row.passed
+        labels.setdefault(row.uid, row.labels)
+    if not outcome:
+        raise ConfigError(f"{where}: no rows; run stage=evaluate first")
+    tasks = tuple(tasks) or tuple(labels)
+    attempts = attempts or 1 + max(attempt for _, attempt in outcome)
+    coverage_of(tasks, attempts, outcome).require(where)
+    passed = np.array([[outcome[task, a] for a in range(attempts)] for task in tasks], dtype=bool)
+    return Attempts(tasks, passed, tuple(labels[task] for task in tasks))

@@ -1,0 +1,244 @@
+"""Results files: one JSON object a line, one line per scored (task, attempt).
+
+A row is readable by ThinkingBox's tools (`uid`, `messages`, `test_result`, `usage`, `metadata`,
+`is_system_error`, `finish_reason` in its vocabulary) and carries everything of ours under the one
+key `tbrl`, which they ignore. Failures have no row here: they go to `<stem>.failures.jsonl`, so a
+results file never holds a number that was not earned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tbrl.errors import ConfigError
+from tbrl.evaluation.jsonl import decode_line
+from tbrl.evaluation.metrics import TaskLabels
+from tbrl.types import Episode, Failed, JsonObject, Scored, Turn
+
+FORMAT = 1
+"""Version of the `tbrl` part of a row."""
+
+FINISH_REASONS = {"length": "agent_limit", "failed": "agent_error"}
+"""Ours that the common vocabulary lacks; every other finish reason is the same word."""
+
+
+# ---------------------------------------------------------------- writing rows
+
+
+def row_of(episode: Episode, attempt: int, labels: TaskLabels, policy: str) -> JsonObject:
+    """The row of one scored episode. `policy` names the weights and sampling (a digest); raises
+    TypeError for a failed episode: it has no number and no row."""
+    outcome = episode.outcome
+    if not isinstance(outcome, Scored):
+        raise TypeError(f"{episode.task_ref} attempt {attempt} failed and has no results row")
+    tokens = tokens_of(episode)
+    seconds = episode.seconds
+    return {
+        "uid": episode.task_ref,
+        "messages": [message for turn in episode.turns for message in messages_of(turn)],
+        "test_result": {
+            "result": outcome.reward >= 1.0,
+            "reward": outcome.reward,
+            "is_system_error": False,
+            "tb": outcome.attribution,
+            "metadata": {},
+        },
+        "usage": [
+            {
+                "input_tokens": turn.start,
+                "output_tokens": turn.end - turn.start,
+                "total_tokens": turn.end,
+            }
+            for turn in episode.turns
+            if turn.role == "assistant"
+        ],
+        "metadata": {
+            "scenario": episode.domain,
+            "test_case_name": episode.task_ref,
+            "repetition": attempt,
+            "execution_time": seconds.get("total", 0.0),
+            "time_tool": seconds.get("tools", 0.0),
+            "time_agent": seconds.get("engine", 0.0),
+            "time_user": seconds.get("user", 0.0),
+            "time_test": seconds.get("grade", 0.0),
+        },
+        "is_system_error": False,
+        "finish_reason": FINISH_REASONS.get(episode.finish_reason, episode.finish_reason),
+        "tbrl": {
+            "format": FORMAT,
+            "attempt": attempt,
+            "policy": policy,
+            "policy_version": episode.policy_version,
+            **asdict(labels),
+            "finish_reason": episode.finish_reason,
+            "tries": episode.tries,
+            "state_equal": outcome.state_equal,
+            "rubrics_passed": list(outcome.rubrics_passed),
+            "attribution": outcome.attribution,
+            "differences": [asdict(change) for change in outcome.differences],
+            "effects": [asdict(change) for change in episode.effects],
+            "agent_turns": episode.agent_turns,
+            "malformed_turns": episode.malformed_turns,
+            "tool_calls": sum(len(turn.tool_calls) for turn in episode.turns),
+            "tokens": tokens,
+            "seconds": dict(seconds),
+        },
+    }
+
+
+def tokens_of(episode: Episode) -> dict[str, dict[str, int]]:
+    """Tokens by model role. The agent's input is what it read in all its turns together."""
+    agent = [turn for turn in episode.turns if turn.role == "assistant"]
+    return {
+        "agent": {
+            "input": sum(turn.start for turn in agent),
+            "cached": 0,
+            "output": sum(turn.end - turn.start for turn in agent),
+        }
+    }
+
+
+def messages_of(turn: Turn) -> list[JsonObject]:
+    """One turn as messages tagged by `T`."""
+    if turn.role == "tool":
+        return [{"T": "ToolResponse", "name": turn.tool_name, "content": turn.text, "id": ""}]
+    messages: list[JsonObject] = []
+    if turn.reasoning:
+        messages.append(_text("assistant", turn.reasoning, "think"))
+    if turn.text or not turn.tool_calls:
+        messages.append(_text(turn.role, turn.text, "text"))
+    if turn.tool_calls:
+        calls = [
+            {"T": "ToolCall", "name": call.name, "arguments": call.arguments, "id": ""}
+            for call in turn.tool_calls
+        ]
+        messages.append({"T": "ParallelToolCall", "tool_calls": calls})
+    return messages
+
+
+def _text(role: str, content: str, tag: str) -> JsonObject:
+    return {"T": "Text", "role": role, "content": content, "metadata": {"tag": tag}}
+
+
+def failure_of(task_ref: str, attempt: int, try_: int, failed: Failed) -> JsonObject:
+    """One line of the failures file."""
+    return {"uid": task_ref, "attempt": attempt, "try": try_, **asdict(failed)}
+
+
+# ---------------------------------------------------------------- reading rows
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """What metrics need of one row."""
+
+    uid: str
+    attempt: int
+    passed: bool | None
+    """None: the row is an error of the system and has no number."""
+    policy: str
+    """Weights and sampling; empty in foreign files."""
+    labels: TaskLabels
+    finish_reason: str
+    raw: JsonObject
+    """The whole row."""
+
+
+def parse_row(raw: Any, where: str) -> ResultRow:
+    """Validate one decoded line. `where` is `file:line`; ConfigError names it and the field."""
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{where}: a results row must be an object, this is {_kind(raw)}")
+    uid = _typed(raw, "uid", str, where)
+    ours = raw.get("tbrl", {})
+    if not isinstance(ours, dict):
+        raise ConfigError(f"{where}: tbrl must be an object, this is {_kind(ours)}")
+    if ours and ours.get("format") != FORMAT:
+        raise ConfigError(
+            f"{where}: tbrl.format is {ours.get('format')!r}, this version reads {FORMAT};"
+            " read the file with the version that wrote it"
+        )
+    metadata = raw.get("metadata", {})
+    attempt = ours.get(
+        "attempt", metadata.get("repetition") if isinstance(metadata, dict) else None
+    )
+    if not isinstance(attempt, int) or isinstance(attempt, bool) or attempt < 0:
+        raise ConfigError(
+            f"{where}: metadata.repetition must be a number from 0 on, this is {attempt!r}"
+        )
+    return ResultRow(
+        uid=uid,
+        attempt=attempt,
+        passed=_passed(raw, where),
+        policy=f"{ours.get('policy', '')}@{ours['policy_version']}" if ours else "",
+        labels=TaskLabels(
+            domain=str(ours.get("domain", "")),
+            template=str(ours.get("template", "")),
+            ordinary=bool(ours.get("ordinary", True)),
+            ticket_only=ours.get("ticket_only"),
+        ),
+        finish_reason=str(ours.get("finish_reason", raw.get("finish_reason", ""))),
+        raw=raw,
+    )
+
+
+def _passed(raw: JsonObject, where: str) -> bool | None:
+    if raw.get("is_system_error", False):
+        return None
+    result = raw.get("test_result")
+    if result is None:
+        raise ConfigError(
+            f"{where}: test_result is missing and is_system_error is not set;"
+            " is this a results file? (probe files of other layouts: curation.fields)"
+        )
+    if not isinstance(result, dict):
+        raise ConfigError(f"{where}: test_result must be an object, this is {_kind(result)}")
+    if result.get("is_system_error", False):
+        return None
+    return _typed(result, "result", bool, where, "test_result.")
+
+
+def _typed(raw: JsonObject, key: str, kind: type, where: str, prefix: str = "") -> Any:
+    value = raw.get(key)
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"{where}: {prefix}{key} must be a {kind.__name__}, this is {_kind(value)};"
+            " is this a results file?"
+        )
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "missing" if value is None else f"a {type(value).__name__}"
+
+
+def read_rows(path: Path) -> Iterable[ResultRow]:
+    """Stream a results file. ConfigError with one line for a truncated, duplicated, mixed-version,
+    non-UTF-8 or foreign file: nothing is skipped."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such results file; run stage=evaluate first")
+    line_of: dict[tuple[str, int], int] = {}
+    policy: tuple[str, int] | None = None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            where = f"{path}:{number}"
+            if not line.strip():
+                raise ConfigError(f"{where}: empty line; a results file has one row a line")
+            row = parse_row(decode_line(line, where), where)
+            key = (row.uid, row.attempt)
+            if key in line_of:
+                raise ConfigError(
+                    f"{where}: duplicate of line {line_of[key]}: {row.uid} attempt {row.attempt};"
+                    " keep one of them"
+                )
+            line_of[key] = number
+            if policy is None:
+                policy = (row.policy, number)
+            if row.policy != policy[0]:
+                raise ConfigError(
+                    f"{where}: mixed versions: policy {row.policy or '(none)'} here,"
+                    f" {policy[0] or '(none)'} on line {policy[1]}; evaluate one policy per file"
+                )
+            yield row
