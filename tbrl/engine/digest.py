@@ -43,5 +43,5 @@ class WeightDigest:
     def hexdigest(self) -> str:
         state = xxhash.xxh3_128()
         for name in sorted(self._entries):
-            state.update(f"{name}={self._entries[name]};")
+            state.update(f"{name}={self._entries[name]};".encode())
         return state.hexdigest()
