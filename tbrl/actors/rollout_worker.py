@@ -22,10 +22,14 @@ from tbrl.episode.interpretation import Interpreter
 from tbrl.episode.loop import Parts, run_episode
 from tbrl.episode.rendering import Renderer
 from tbrl.episode.seeding import attempt_seeds, training_seeds
-from tbrl.errors import InvariantError
+from tbrl.errors import InvariantError, TbrlError
 from tbrl.interfaces import SandboxSession
 from tbrl.schedule import Assignment
 from tbrl.types import Episode, EpisodeGroup, EpisodeKey, GroupSummary, PublicTask, Sampling
+
+
+class EngineLost(TbrlError):
+    """The worker's engine is gone: the worker must be rebuilt and its work repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,7 @@ class RolloutWorker:
             member,
             settings.rollout.refill_unit,
         )
+        self._require_engine()
         return result.summary, result.group
 
     async def run_attempt(
@@ -125,9 +130,15 @@ class RolloutWorker:
         seeds = attempt_seeds(purpose, root, task.task_ref, attempt, salt_of(tries))
         key = EpisodeKey(-1, 0, attempt, 0)
         async with self._slots:
-            return await run_episode(
+            episode = await run_episode(
                 self._parts, task, key, self._settings.rollout, sampling, seeds, tries
             )
+        self._require_engine()
+        return episode
+
+    def _require_engine(self) -> None:
+        if self._engine.dead:
+            raise EngineLost("the vLLM engine of this worker died")
 
     def _require_version(self, policy_version: int) -> None:
         if self._engine.policy_version != policy_version:

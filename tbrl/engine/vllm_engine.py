@@ -33,6 +33,7 @@ class VllmEngine:
     def __init__(self, llm: Any, policy_version: int) -> None:
         self._llm = llm
         self._requests = itertools.count()
+        self.dead = False
         self.policy_version = policy_version
 
     @classmethod
@@ -114,6 +115,7 @@ class VllmEngine:
             ):
                 pass
         except EngineDeadError as error:
+            self.dead = True
             raise BackendFailure("engine", "vllm", str(error) or "the engine died") from error
         if final is None:
             raise BackendFailure("engine", "vllm", "the request ended without output")

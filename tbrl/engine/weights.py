@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,6 +41,8 @@ class SentWeights:
     digest: str
     echoes: tuple[WeightEcho, ...]
     bytes: int
+    info: dict[str, Any] | None = None
+    """What a rebuilt engine on the same host can load again (`shm`); None for device backends."""
 
 
 class WeightSender(Protocol):
@@ -74,7 +76,8 @@ class ShmSender:
         self._control.begin_update()
         self._control.receive_update({"path": str(path)})
         size = sum(t.numel() * t.element_size() for t in tensors.values())
-        return confirm(self._control.end_update(version), digest.hexdigest(), version, size)
+        sent = confirm(self._control.end_update(version), digest.hexdigest(), version, size)
+        return replace(sent, info={"path": str(path)})
 
     def _path(self, turn: int) -> Path:
         return self._base.with_name(f"{self._base.name}-{turn}.safetensors")
