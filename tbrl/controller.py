@@ -56,9 +56,12 @@ class Rollouts(Protocol):
 class Learner(Protocol):
     """All learner ranks together."""
 
+    async def begin_step(self) -> None: ...
     async def add_group(self, slot: int, group: GroupReference) -> None: ...
-    async def finish(self, step: int) -> LearnerReport: ...
+    async def finish(self, action_tokens: int) -> LearnerReport: ...
     async def send_weights(self, policy_version: int) -> JsonObject: ...
+    async def onload(self) -> None: ...
+    async def offload(self) -> None: ...
     async def save(self, step: int, extra: JsonObject) -> None: ...
 
 
@@ -173,6 +176,8 @@ class Controller:
         state = _Step(number, StepLedger(number))
         self._schedule.begin_step(number)
         began = time.perf_counter()
+        if not self._alternate:
+            await self._learner.begin_step()
         try:
             await self._collect(state)
         except BaseException:
@@ -183,12 +188,7 @@ class Controller:
         report = await self._update(state)
         updated = time.perf_counter()
         version = self.policy_version
-        sync: JsonObject = {}
-        if not report.no_op:
-            self.policy_version = version + 1
-            sync = await self._learner.send_weights(self.policy_version)
-        if self._alternate:
-            await self._rollouts.wake()
+        sync = await self._synchronise(report)
         synced = time.perf_counter()
         return StepRecord(
             step=number,
@@ -278,10 +278,26 @@ class Controller:
         await asyncio.gather(*state.recalled, return_exceptions=True)
         if self._alternate:
             await self._rollouts.sleep()
+            await self._learner.onload()
+            await self._learner.begin_step()
             for assignment in sorted(state.committed, key=_by_slot):
                 self._add(state, assignment)
         await asyncio.gather(*state.adding)
-        return await self._learner.finish(state.number)
+        tokens = sum(state.arrived[a][0].action_tokens for a in state.committed)
+        return await self._learner.finish(tokens)
+
+    async def _synchronise(self, report: LearnerReport) -> JsonObject:
+        """Hand the new weights to the engines; they echo what they hold. Where devices are
+        shared, engines wake to receive them, then the learner leaves the device."""
+        if self._alternate:
+            await self._rollouts.wake()
+        sync: JsonObject = {}
+        if not report.no_op:
+            self.policy_version += 1
+            sync = await self._learner.send_weights(self.policy_version)
+        if self._alternate:
+            await self._learner.offload()
+        return sync
 
 
 def _by_slot(assignment: Assignment) -> tuple[int, int]:

@@ -1,0 +1,263 @@
+"""Learner ranks: one actor each, and the group of them that the controller talks to.
+
+A rank fetches the payload of its groups from the object store itself. Rank 0 also drives weight
+updates: it gathers (all ranks take part), sends, and collects the engines' echoes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from tbrl.config import AlgorithmConfig, CheckpointConfig, ModelConfig, TopologyConfig
+from tbrl.controller import LearnerReport
+from tbrl.engine.weights import SentWeights, ShmSender, VllmSender, WeightEcho, WeightSender
+from tbrl.errors import BackendFailure
+from tbrl.types import EpisodeGroup, JsonObject, Sampling
+
+UPDATE_DEADLINE_S = 600.0
+STEP_DEADLINE_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings:
+    """All that a learner rank is told at its start."""
+
+    algorithm: AlgorithmConfig
+    model: ModelConfig
+    """`path` is a folder: builtin names are resolved before."""
+    topology: TopologyConfig
+    sampling: Sampling
+    checkpoint: CheckpointConfig
+    checkpoints: str
+    """Folder of the run's checkpoints."""
+    run_id: str
+    """Names this run's files in shared memory."""
+
+
+class RayEngineControl:
+    """engine.weights.EngineControl over actor handles: every call to all engines, with a deadline."""
+
+    def __init__(self, engines: list[ActorHandle]) -> None:
+        self._engines = engines
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        calls = [getattr(engine, method).remote(*arguments) for engine in self._engines]
+        return ray.get(calls, timeout=UPDATE_DEADLINE_S)
+
+    def init_transfer(self, info: dict[str, Any]) -> None:
+        self._all("init_transfer", info)
+
+    def begin_update(self) -> None:
+        self._all("begin_update")
+
+    def receive_update(self, info: Any) -> None:
+        self._all("receive_update", info)
+
+    def end_update(self, version: int) -> list[WeightEcho]:
+        return self._all("end_update", version)
+
+
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
+class LearnerRank:
+    """One rank of the learner."""
+
+    def __init__(self, settings: LearnerSettings, rank: int) -> None:
+        import torch
+
+        topology = settings.topology
+        torch.set_num_threads(topology.threads_per_learner)
+        os.environ["OMP_NUM_THREADS"] = str(topology.threads_per_learner)
+        self._settings = settings
+        self._rank = rank
+        self._store: Any = None
+        self._sender: WeightSender
+        self._learner: Any
+
+    def host_store(self) -> tuple[str, int]:
+        """Rank 0 hosts the rendezvous on a port that the system picks: no race for one."""
+        import torch.distributed as dist
+
+        address = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(address, 0, None, True, wait_for_workers=False)
+        return address, self._store.port
+
+    def start(self, address: str, port: int) -> None:
+        """Join the other ranks and load the policy."""
+        import torch.distributed as dist
+
+        from tbrl.learner.distributed import join_ranks
+        from tbrl.learner.learner import GrpoLearner
+
+        s = self._settings
+        world = s.topology.learner_world
+        if world > 1 and self._store is None:
+            self._store = dist.TCPStore(address, port, None, False, wait_for_workers=False)
+        ranks = join_ranks(self._rank, world, self._store, s.topology.device)
+        self._learner = GrpoLearner(
+            s.algorithm,
+            s.model,
+            s.sampling,
+            ranks,
+            # At their own pace ranks hold whole parameters and gradients: right where they fit
+            # twice, as on one host; not for a policy that is sharded because it must be.
+            own_pace=s.topology.device == "cpu",
+        )
+
+    def connect(self, engines: list[ActorHandle]) -> None:
+        """(Re)build the weight sender for these engines."""
+        s = self._settings
+        control = RayEngineControl(engines)
+        if s.topology.weight_transfer == "shm":
+            self._sender = ShmSender(control, self._rank, s.run_id)
+        else:
+            gpus = len(engines) * s.topology.tensor_parallel
+            address = ray.util.get_node_ip_address()
+            self._sender = VllmSender(
+                control, self._rank, s.topology.weight_transfer, gpus + 1, address, _free_port()
+            )
+
+    def begin_step(self) -> None:
+        self._learner.begin_step()
+
+    def add_group(self, slot: int, group: EpisodeGroup) -> None:
+        """`group` arrives as a reference and is resolved here, by Ray."""
+        self._learner.add_group(group, slot)
+
+    def finish(self, action_tokens: int) -> Any:
+        return self._learner.finish(action_tokens)
+
+    def send_weights(self, version: int) -> SentWeights | None:
+        import torch
+
+        dtype = getattr(torch, self._settings.model.engine_dtype)
+        return self._sender.send(lambda: self._learner.weights(dtype), version)
+
+    def onload(self) -> None:
+        self._learner.onload()
+
+    def offload(self) -> None:
+        self._learner.offload()
+
+    def save(self, step: int, extra: JsonObject) -> None:
+        s = self._settings
+        self._learner.save(
+            s.checkpoints, step, extra, keep=s.checkpoint.keep, asynchronous=s.checkpoint.asynchronous
+        )
+
+    def load(self, folder: str) -> JsonObject:
+        return self._learner.load(folder)
+
+    def stop(self) -> None:
+        """Finish a pending checkpoint, remove what lies in shared memory."""
+        self._learner.wait_saved()
+        self._sender.close()
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+class LearnerRanks:
+    """Implements controller.Learner."""
+
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        options: Callable[[int], JsonObject],
+        on_sent: Callable[[SentWeights], None],
+    ) -> None:
+        """`options(rank)` are Ray actor options; `on_sent` hears each confirmed update."""
+        self._settings = settings
+        self._world = settings.topology.learner_world
+        self._on_sent = on_sent
+        self._accumulated = 0.0
+        self.actors: list[ActorHandle] = [
+            LearnerRank.options(**options(rank)).remote(settings, rank)  # type: ignore[attr-defined]
+            for rank in range(self._world)
+        ]
+
+    async def start(self, engines: list[ActorHandle]) -> None:
+        """Form the ranks, load the policy, connect to the engines."""
+        [(address, port)] = await self._get([self.actors[0].host_store.remote()], 120, "store")
+        await self._all("start", STEP_DEADLINE_S, address, port)
+        await self.connect(engines)
+
+    async def connect(self, engines: list[ActorHandle]) -> None:
+        await self._all("connect", 120, engines)
+
+    async def load(self, folder: str) -> JsonObject:
+        """Restore a checkpoint; returns the controller's own extra."""
+        return (await self._all("load", STEP_DEADLINE_S, folder))[0]
+
+    # ------------------------------------------------------------ controller.Learner
+
+    async def begin_step(self) -> None:
+        await self._all("begin_step", STEP_DEADLINE_S)
+
+    async def add_group(self, slot: int, group: Any) -> None:
+        rank = self.actors[slot % self._world]
+        await self._get([rank.add_group.remote(slot, group)], STEP_DEADLINE_S, "add_group")
+
+    async def finish(self, action_tokens: int) -> LearnerReport:
+        stats = (await self._all("finish", STEP_DEADLINE_S, action_tokens))[0]
+        metrics = {k: float(v) for k, v in asdict(stats).items() if isinstance(v, int | float)}
+        metrics.pop("no_op")
+        return LearnerReport(
+            no_op=stats.no_op,
+            digest_before=stats.digest_before,
+            digest_after=stats.digest_after,
+            metrics=metrics,
+            overlap_s=stats.seconds["accumulate"],
+        )
+
+    async def send_weights(self, policy_version: int) -> JsonObject:
+        sent = (await self._all("send_weights", UPDATE_DEADLINE_S, policy_version))[0]
+        self._on_sent(sent)
+        return {
+            "policy_version": sent.policy_version,
+            "digest": sent.digest,
+            "bytes": sent.bytes,
+            "echoes": [asdict(echo) for echo in sent.echoes],
+        }
+
+    async def onload(self) -> None:
+        await self._all("onload", UPDATE_DEADLINE_S)
+
+    async def offload(self) -> None:
+        await self._all("offload", UPDATE_DEADLINE_S)
+
+    async def save(self, step: int, extra: JsonObject) -> None:
+        await self._all("save", STEP_DEADLINE_S, step, extra)
+
+    # ------------------------------------------------------------ life cycle
+
+    async def stop(self) -> None:
+        await self._all("stop", 120)
+        for actor in self.actors:
+            ray.kill(actor)
+
+    async def _all(self, method: str, seconds: float, *arguments: Any) -> list[Any]:
+        calls = [getattr(actor, method).remote(*arguments) for actor in self.actors]
+        return await self._get(calls, seconds, method)
+
+    async def _get(self, references: list[Any], seconds: float, what: str) -> list[Any]:
+        """All results. The first error wins at once: the other ranks may wait for the dead one."""
+        try:
+            async with asyncio.timeout(seconds):
+                return list(await asyncio.gather(*references))
+        except TimeoutError:
+            raise BackendFailure(
+                "deadline", "learner", f"{what}: no answer in {seconds:g} s"
+            ) from None
+
