@@ -29,14 +29,14 @@ from tbrl.curation.selection import Rule, Screen, Verdict, select
 from tbrl.curation.split import stratified_split
 from tbrl.errors import ConfigError
 from tbrl.tasks.guard import refuse_eval_only
-from tbrl.types import PublicTask
+from tbrl.types import PublicTask, Task
 
 
 @dataclass(frozen=True, slots=True)
 class CurationRequest:
     """Everything a curation depends on."""
 
-    tasks: Sequence[PublicTask]
+    tasks: Sequence[Task]
     """Candidates."""
     probe_files: tuple[Path, ...]
     rule: Rule
@@ -70,7 +70,7 @@ def curate(request: CurationRequest, out: Path) -> Curation:
     `manifest.json` into `out`. ConfigError for evaluation-only candidates, malformed probes, and
     an empty selection."""
     refuse_eval_only(request.tasks, "stage=curate")
-    by_ref = {task.task_ref: task for task in request.tasks}
+    by_ref = {task.task_ref: task.public for task in request.tasks}
     if len(by_ref) != len(request.tasks):
         raise ConfigError("curate: a task_ref occurs twice among the candidates")
     probes = read_probes(request.probe_files, request.fields)
@@ -204,7 +204,6 @@ def _audit(
 
 def _manifest(request: CurationRequest, files: dict[str, bytes]) -> dict[str, Any]:
     tasks = sorted(request.tasks, key=lambda task: task.task_ref)
-    inputs = [*request.probe_files, *request.screen_files, *request.exclusion_files]
     return {
         "rule": asdict(request.rule),
         "screen": asdict(request.screen) if request.screen_files else None,
@@ -218,7 +217,9 @@ def _manifest(request: CurationRequest, files: dict[str, bytes]) -> dict[str, An
                 orjson.dumps([asdict(t) for t in tasks], option=orjson.OPT_SORT_KEYS)
             ),
             "excluded": _sha256(orjson.dumps(sorted(request.excluded))),
-            "files": {path.name: _sha256(path.read_bytes()) for path in inputs},
+            "probe_files": _hashes(request.probe_files),
+            "screen_files": _hashes(request.screen_files),
+            "exclusion_files": _hashes(request.exclusion_files),
         },
         "outputs": {name: _sha256(content) for name, content in sorted(files.items())},
     }
@@ -234,3 +235,8 @@ def _json(value: Any) -> bytes:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _hashes(paths: Sequence[Path]) -> list[dict[str, str]]:
+    """By name and content: the folder a file lies in is no part of what was curated."""
+    return [{"name": path.name, "sha256": _sha256(path.read_bytes())} for path in paths]

@@ -102,9 +102,15 @@ async def run_campaign(
     keys = iter(before.to_run)
     with JsonlWriter(campaign.path) as rows, JsonlWriter(campaign.failures_path) as failures:
         workers = min(campaign.concurrency, len(before.to_run))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(workers):
-                group.create_task(_work(campaign, run, keys, rows, failures, progress, on_progress))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(workers):
+                    group.create_task(
+                        _work(campaign, run, keys, rows, failures, progress, on_progress)
+                    )
+        except BaseExceptionGroup as errors:
+            # The first one cancelled the other workers: it is the one that tells why.
+            raise errors.exceptions[0] from None
     coverage = coverage_of(list(campaign.tasks), campaign.attempts, _scored(campaign.path))
     return CampaignReport(coverage, progress, torn)
 

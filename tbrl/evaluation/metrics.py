@@ -123,7 +123,7 @@ def pass_at_k(attempts: Attempts, k: int) -> float:
 def pass_hat_literal_per_task(attempts: Attempts, k: int) -> np.ndarray:
     """1.0 where the first k attempts all passed, float64 [T]."""
     _check_k(attempts, k)
-    return attempts.passed[:, :k].all(axis=1).astype(np.float64)
+    return (attempts.passed[:, :k].sum(axis=1) == k).astype(np.float64)
 
 
 def pass_hat_literal(attempts: Attempts, k: int) -> float:
