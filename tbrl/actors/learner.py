@@ -181,20 +181,28 @@ class LearnerRanks:
         self._settings = settings
         self._world = settings.topology.learner_world
         self._on_sent = on_sent
-        self._accumulated = 0.0
+        self._engines: Callable[[], list[ActorHandle]] = list
+        self._stale = False
         self.actors: list[ActorHandle] = [
             LearnerRank.options(**options(rank)).remote(settings, rank)  # type: ignore[attr-defined]
             for rank in range(self._world)
         ]
 
-    async def start(self, engines: list[ActorHandle]) -> None:
-        """Form the ranks, load the policy, connect to the engines."""
+    async def start(self, engines: Callable[[], list[ActorHandle]]) -> None:
+        """Form the ranks, load the policy, connect to the engines (asked for again after one
+        was rebuilt)."""
+        self._engines = engines
         [(address, port)] = await self._get([self.actors[0].host_store.remote()], 120, "store")
         await self._all("start", STEP_DEADLINE_S, address, port)
-        await self.connect(engines)
+        await self._connect()
 
-    async def connect(self, engines: list[ActorHandle]) -> None:
-        await self._all("connect", 120, engines)
+    async def _connect(self) -> None:
+        self._stale = False
+        await self._all("connect", 120, self._engines())
+
+    def reconnect_later(self) -> None:
+        """An engine was rebuilt: the next update goes to its new handle."""
+        self._stale = True
 
     async def load(self, folder: str) -> JsonObject:
         """Restore a checkpoint; returns the controller's own extra."""
@@ -222,6 +230,8 @@ class LearnerRanks:
         )
 
     async def send_weights(self, policy_version: int) -> JsonObject:
+        if self._stale:
+            await self._connect()
         sent = (await self._all("send_weights", UPDATE_DEADLINE_S, policy_version))[0]
         self._on_sent(sent)
         return {
@@ -242,8 +252,10 @@ class LearnerRanks:
 
     # ------------------------------------------------------------ life cycle
 
-    async def stop(self) -> None:
-        await self._all("stop", 120)
+    async def stop(self, gently: bool) -> None:
+        """`gently` waits for a pending checkpoint; otherwise only shared memory is cleaned."""
+        if gently:
+            await self._all("stop", 120)
         for actor in self.actors:
             ray.kill(actor)
 
