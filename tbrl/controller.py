@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tbrl.config import AlgorithmConfig, CheckpointConfig, RolloutConfig
 from tbrl.errors import TbrlError
 from tbrl.ledger import LedgerRow, StepLedger
-from tbrl.schedule import Assignment, Event, SlotSchedule
+from tbrl.schedule import Assignment, Event, Fate, SlotSchedule
 from tbrl.types import GroupSummary, JsonObject
 
 GroupReference = Any
@@ -87,15 +87,17 @@ class StepRecord:
     policy_version: int
     """Version that sampled the step; the update made it `next_version`."""
     next_version: int
-    committed: list[tuple[Assignment, GroupSummary, GroupReference]]
+    committed: list[Assignment]
+    """In slot order."""
+    arrived: dict[Assignment, tuple[GroupSummary, GroupReference]]
+    """Every group that answered, accepted or not."""
+    fates: dict[Assignment, Fate]
     ledger: LedgerRow
     learner: LearnerReport
     sync: JsonObject
     """Echoes of the engines after the update; empty after a no-op."""
     seconds: dict[str, float]
     """Wall seconds: rollout, learner, weight_sync."""
-    summaries: list[GroupSummary]
-    """Of every group that answered, accepted or not."""
 
 
 @dataclass(slots=True)
@@ -111,6 +113,7 @@ class _Step:
     recalled: list[asyncio.Task[tuple[GroupSummary, GroupReference]]] = field(default_factory=list)
     adding: list[asyncio.Task[None]] = field(default_factory=list)
     committed: list[Assignment] = field(default_factory=list)
+    fates: dict[Assignment, Fate] = field(default_factory=dict)
 
 
 class Controller:
@@ -127,7 +130,7 @@ class Controller:
         *,
         alternate: bool,
         policy_version: int = 0,
-        on_step: Callable[[StepRecord], None],
+        on_step: Callable[[StepRecord], Awaitable[None]],
         on_progress: Callable[[int, int, GroupSummary], None] | None = None,
         checkpoint_extra: Callable[[], JsonObject] = dict,
     ) -> None:
@@ -154,7 +157,7 @@ class Controller:
         step = first_step
         while step < steps and not self._stop:
             record = await self.step(step)
-            self._on_step(record)
+            await self._on_step(record)
             step += 1
             last = step == steps or self._stop
             if last or step % self._checkpoint.every == 0:
@@ -194,7 +197,9 @@ class Controller:
             step=number,
             policy_version=version,
             next_version=self.policy_version,
-            committed=[(a, *state.arrived[a]) for a in sorted(state.committed, key=_by_slot)],
+            committed=sorted(state.committed, key=_by_slot),
+            arrived=state.arrived,
+            fates=state.fates,
             ledger=state.ledger.close(),
             learner=report,
             sync=sync,
@@ -203,7 +208,6 @@ class Controller:
                 "learner": updated - collected,
                 "weight_sync": synced - updated,
             },
-            summaries=[summary for summary, _ in state.arrived.values()],
         )
 
     # ------------------------------------------------------------ collecting groups
@@ -237,6 +241,7 @@ class Controller:
             self._on_progress(state.number, len(state.committed), summary)
 
     def _account(self, state: _Step, event: Event) -> None:
+        state.fates[event.assignment] = event.fate
         if event.fate == "committed":
             state.committed.append(event.assignment)
             if not self._alternate:
