@@ -275,6 +275,9 @@ class WarmstartConfig:
 
     output: str = ""
     steps: int = 2500
+    demonstrations: int = 24000
+    """Expert conversations over the compact size of all domains."""
+    learning_rate: float = 4e-3
     seed: int = 0
     threads: int = 2
 

@@ -1,0 +1,1 @@
+"""The tiny policy: tokenizer, chat template, demonstrations, warm start, shipped checkpoints."""
