@@ -1,0 +1,118 @@
+"""stage=train: GRPO on a fixed pool, on the running cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from tbrl.actors.cluster import Cluster
+from tbrl.controller import Controller
+from tbrl.learner.checkpoint import latest_complete
+from tbrl.observability.view import RunView
+from tbrl.records.run_dir import RunDir
+from tbrl.schedule import SlotSchedule, TaskStream
+from tbrl.stages.recording import StepRecorder
+from tbrl.types import GroupSummary, JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Where training ended."""
+
+    next_step: int
+    policy_version: int
+    complete: bool
+    """All configured steps are done."""
+
+
+async def train(
+    cluster: Cluster, run: RunDir, pool: list[str], view: RunView, resume: bool, extra: JsonObject
+) -> Trained:
+    """Train on `pool` until `algorithm.steps`; `extra` goes into every checkpoint's manifest.
+    With `resume`, from the newest complete checkpoint (from the start if there is none)."""
+    config = cluster.config
+    algorithm = config.algorithm
+    stream = TaskStream(pool, algorithm.seed)
+    schedule = SlotSchedule(
+        stream, algorithm.groups_per_step, algorithm.max_attempts, algorithm.speculation
+    )
+    ranks = config.topology.learner_world
+    view.begin("start learner", ranks)
+    learner = await cluster.start_learner(str(run.checkpoints))
+    first_step = version = 0
+    checkpoint = latest_complete(run.checkpoints) if resume else None
+    if checkpoint is not None:
+        state = await learner.load(str(checkpoint))
+        schedule.restore(state["schedule"])
+        first_step, version = state["step"], state["policy_version"]
+    if resume:
+        run.rewind(first_step)
+    sync = await learner.send_weights(version)
+    view.update("start learner", ranks)
+    view.end("start learner", f"policy version {version}")
+    recorder = StepRecorder(run, config, view, sync["digest"])
+
+    def arrived(step: int, committed: int, summary: GroupSummary) -> None:
+        view.group(step, committed, summary.verdict)
+
+    controller = Controller(
+        schedule,
+        cluster.fleet,
+        learner,
+        algorithm,
+        config.rollout,
+        config.checkpoint,
+        alternate=config.topology.colocated and config.topology.device == "cuda",
+        policy_version=version,
+        on_step=recorder.on_step,
+        on_progress=arrived,
+        checkpoint_extra=lambda: extra,
+    )
+    view.begin_steps(algorithm.steps, first_step, algorithm.groups_per_step)
+    with StopOnSignal(controller, view):
+        try:
+            next_step = await controller.run(first_step, algorithm.steps)
+        finally:
+            recorder.close()
+    view.end("train", f"{next_step - first_step} steps")
+    return Trained(next_step, controller.policy_version, next_step >= algorithm.steps)
+
+
+class StopOnSignal:
+    """First Ctrl-C (or SIGTERM): finish the step and write a checkpoint. Second: stop at once."""
+
+    def __init__(self, controller: Controller, view: RunView) -> None:
+        self._controller = controller
+        self._view = view
+        self._asked = False
+
+    def __enter__(self) -> StopOnSignal:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def ask() -> None:
+            if self._asked:
+                task.cancel()
+                return
+            self._asked = True
+            self._controller.request_stop()
+            self._view.line("stopping after this step (Ctrl-C again: at once)")
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def pool_of(path: Path) -> list[str]:
+    """The selection list that curate wrote."""
+    from tbrl.tasks.load import read_refs
+
+    return read_refs(path)
