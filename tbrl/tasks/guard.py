@@ -1,8 +1,10 @@
 """Keeps evaluation tasks out of training: by mark, by task_ref and by content.
 
 The public benchmark's 507 tasks may be used for evaluation only. Their hashes, and nothing else of
-them, are in eval_only_hashes.txt: one line per task, SHA-256 of its task_ref, then of its content.
-A renamed copy of such a task is found by its content, an edited one by its name.
+them, are in eval_only_hashes.txt: a line per task with the SHA-256 of its task_ref, of its content
+and, where it is long enough to be nobody else's, of its query alone. A renamed copy is found by its
+content, a copy with other records or other expected calls by its query, an edited one under the old
+name by its task_ref.
 """
 
 from __future__ import annotations
@@ -17,40 +19,50 @@ from typing import Any
 import orjson
 
 from tbrl.errors import ConfigError
-from tbrl.types import Task
+from tbrl.types import PublicTask, Task
 
 _FILE = "eval_only_hashes.txt"
+QUERY_WORDS = 12
+"""Shorter queries ("Hi, I need to cancel my booking.") are written by many people."""
 
 
-def refuse_eval_only(tasks: Iterable[Task], where: str) -> None:
-    """Raises ConfigError naming `where` and the first task that must not train there."""
+def refuse_eval_only(tasks: Iterable[Task | PublicTask], where: str) -> None:
+    """Raises ConfigError naming `where` and the first task that must not train there. A PublicTask
+    is judged by mark, task_ref and query; a Task by its whole content too."""
     for task in tasks:
         reason = why_eval_only(task)
         if reason:
-            raise ConfigError(
-                f"{where}: task {task.task_ref!r} is for evaluation only ({reason}); remove it"
-            )
+            ref = task.task_ref
+            raise ConfigError(f"{where}: task {ref!r} is for evaluation only ({reason}); remove it")
 
 
-def why_eval_only(task: Task) -> str:
+def why_eval_only(task: Task | PublicTask) -> str:
     """Why a task must not train; empty for one that may."""
-    if task.public.eval_only:
+    public = task.public if isinstance(task, Task) else task
+    if public.eval_only:
         return "marked eval_only"
     hashes = benchmark_hashes()
-    if ref_hash(task.task_ref) in hashes:
+    if ref_hash(public.task_ref) in hashes:
         return "its task_ref is one of the public benchmark"
-    if content_hash(task) in hashes:
+    if query_hash(public.query) in hashes:  # short queries have no hash in the file
+        return "its query is one of the public benchmark"
+    if isinstance(task, Task) and content_hash(task) in hashes:
         return "its content is a task of the public benchmark"
     return ""
 
 
 @cache
 def benchmark_hashes() -> frozenset[str]:
-    """Both hashes of every benchmark task."""
+    """All hashes of every benchmark task."""
     text = resources.files("tbrl.tasks").joinpath(_FILE).read_text()
     return frozenset(
         word for line in text.splitlines() if not line.startswith("#") for word in line.split()
     )
+
+
+def query_hash(query: str) -> str:
+    """Of the words of a query: case, punctuation and white space do not change it."""
+    return hashlib.sha256(_words(query).encode(errors="replace")).hexdigest()
 
 
 def ref_hash(task_ref: str) -> str:
