@@ -61,7 +61,13 @@ class Reading:
     kind: str
     """One of KINDS."""
     rule: str = ""
-    """The broken rule of a malformed call (see tool_calls); for tables."""
+    """What is irregular about the output: the broken rule of a malformed call (see tool_calls);
+    `control_token`, `failed_cast` or `call_in_reasoning` where it could be read all the same."""
+
+    @property
+    def regular(self) -> bool:
+        """Well-formed throughout: any right parser reads it so."""
+        return self.kind in ("text", "calls") and not self.rule
 
 
 class Interpreter:
@@ -115,7 +121,11 @@ class Interpreter:
         if reading.kind == "empty" and split.present:
             error = "Your turn had reasoning only. Answer or call a tool."
             return replace(reading, reasoning=split.reasoning, error=error, kind="think_only")
-        return replace(reading, reasoning=split.reasoning) if split.reasoning else reading
+        if not split.reasoning:
+            return reading
+        marked = not reading.rule and stray_tag(split.reasoning)
+        rule = "call_in_reasoning" if marked else reading.rule
+        return replace(reading, reasoning=split.reasoning, rule=rule)
 
     def _read_rest(self, rest: str, control: bool) -> Reading:
         """Read what follows the reasoning."""
@@ -128,14 +138,14 @@ class Interpreter:
             if stray_tag(visible):
                 raise MalformedCall("tag_outside_call", "a tag of the call format outside a call")
             if opening < 0:
-                return _text_reading(visible)
+                return _text_reading(visible, "control_token" if control else "")
             if control:
                 raise MalformedCall("control_token", "a control token in the output")
-            calls = read_blocks(rest[opening:], self.tool_format, self._types)
+            calls, typed = read_blocks(rest[opening:], self.tool_format, self._types)
         except MalformedCall as fault:
             error = f"Malformed tool call: {fault}. No tool was run."
             return Reading("", visible, (), False, error, "malformed_call", fault.rule)
-        return Reading("", visible, calls, False, None, "calls")
+        return Reading("", visible, calls, False, None, "calls", "" if typed else "failed_cast")
 
     def _without_control(self, text: str) -> tuple[str, bool]:
         """Text without control tokens, and whether one stood anywhere but at the end."""
@@ -154,13 +164,13 @@ class Interpreter:
         return clean, False
 
 
-def _text_reading(visible: str) -> Reading:
+def _text_reading(visible: str, rule: str) -> Reading:
     if not visible:
         error = "Your turn was empty. Answer or call a tool."
         return Reading("", "", (), False, error, "empty")
     if visible.endswith(DONE):
-        return Reading("", visible.removesuffix(DONE).rstrip(), (), True, None, "text")
-    return Reading("", visible, (), False, None, "text")
+        return Reading("", visible.removesuffix(DONE).rstrip(), (), True, None, "text", rule)
+    return Reading("", visible, (), False, None, "text", rule)
 
 
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:

@@ -106,6 +106,20 @@ class Renderer:
         closed = bool(last_sampled) and last_sampled[-1] == self.end_of_turn
         return ids[len(prefix) :] if closed else [self.end_of_turn, *ids[len(prefix) :]]
 
+    def assistant_turn(
+        self, messages: list[Message], tools: tuple[ToolSpec, ...] = ()
+    ) -> list[int]:
+        """Ids a policy samples to say the last message (an assistant's), the closing token
+        included, in the tokenizer's own spelling. Raises ConfigError where the template does not
+        continue its generation prompt."""
+        turn = self._template.assistant_turn(self._merged(messages), tools)
+        if turn is None:
+            raise ConfigError(
+                "model.path: the chat template writes an assistant turn that does not continue its "
+                "generation prompt"
+            )
+        return turn
+
     def starts_segment(self, observations: Sequence[Message]) -> bool:
         """Whether these observations start a new training segment: its ids are then `prompt` of
         the whole conversation, and a delta does not exist."""
@@ -148,12 +162,14 @@ class Renderer:
 
     def _settle_reasoning(self, tokenizer: Any, thinking: bool | None, choice: str) -> str:
         """Do what was chosen about a template that rewrites earlier turns; returns the record."""
-        problem = f"model.strips_reasoning={choice}: the chat template drops the reasoning of earlier turns "
+        problem = (
+            f"model.strips_reasoning={choice}: the chat template drops reasoning of earlier turns"
+        )
         if choice == "refuse":
-            raise ConfigError(problem + "from its render; use keep_template or new_segment")
+            raise ConfigError(problem + "; use keep_template or new_segment")
         if choice == "new_segment":
             if not self._incremental("tool"):
-                raise ConfigError(problem + "even before a tool's answer; use keep_template")
+                raise ConfigError(problem + " even before a tool's answer; use keep_template")
             self._segments = True
             return "earlier reasoning is dropped: a user turn starts a new training segment"
         kept = keeping_reasoning(self._template.text)
@@ -165,7 +181,7 @@ class Renderer:
             steady = self._incremental("user") and self._incremental("tool")
             if steady and own.render(first) == self._template.render(first):
                 return "earlier reasoning is kept by a changed chat template"
-        raise ConfigError(problem + "in a way that cannot be undone here; use new_segment")
+        raise ConfigError(problem + " in a way that cannot be undone here; use new_segment")
 
     def _merged(self, messages: list[Message]) -> list[Message]:
         """Leading system messages as one, where the template takes only one."""

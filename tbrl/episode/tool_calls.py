@@ -28,6 +28,8 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 XML_TAGS = (OPEN, CLOSE, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/\-]+")
+# Readers that tolerate white space inside of tags would take these for tags.
+_LOOSE_TAG = re.compile(r"<\s*/?\s*parameter\s*[=>]")
 
 
 class MalformedCall(ValueError):
@@ -70,20 +72,22 @@ def stray_tag(text: str) -> str:
 
 def read_blocks(
     text: str, tool_format: ToolFormat, types: Mapping[str, ParameterTypes]
-) -> tuple[ToolCall, ...]:
-    """Calls of `text`, which starts with `<tool_call>`. All or nothing: raises MalformedCall."""
+) -> tuple[tuple[ToolCall, ...], bool]:
+    """Calls of `text`, which starts with `<tool_call>`, and whether every argument fits its
+    schema's types. All or nothing: raises MalformedCall."""
     calls: list[ToolCall] = []
-    position = 0
+    position, all_typed = 0, True
     while position < len(text):
         if not text.startswith(OPEN, position):
             raise MalformedCall("text_after_call", "text after a tool call")
         if tool_format == "qwen_xml":
-            call, position = _xml_block(text, position + len(OPEN), types)
+            call, position, typed = _xml_block(text, position + len(OPEN), types)
+            all_typed = all_typed and typed
         else:
             call, position = _json_block(text, position + len(OPEN))
         calls.append(call)
         position = _skip_space(text, position)
-    return tuple(calls)
+    return tuple(calls), all_typed
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -112,7 +116,9 @@ def _json_block(text: str, start: int) -> tuple[ToolCall, int]:
     return ToolCall(name, arguments), end + len(CLOSE)
 
 
-def _xml_block(text: str, start: int, types: Mapping[str, ParameterTypes]) -> tuple[ToolCall, int]:
+def _xml_block(
+    text: str, start: int, types: Mapping[str, ParameterTypes]
+) -> tuple[ToolCall, int, bool]:
     start = _skip_space(text, start)
     if not text.startswith(FUNCTION, start):
         raise MalformedCall("no_function", "a tool call starts with its function")
@@ -124,8 +130,8 @@ def _xml_block(text: str, start: int, types: Mapping[str, ParameterTypes]) -> tu
     end = _skip_space(text, body_end + len(FUNCTION_END))
     if not text.startswith(CLOSE, end):
         raise MalformedCall("call_not_closed", f"the call of {name} is not closed")
-    typed = cast_arguments(arguments, types.get(name, {}))
-    return ToolCall(name, typed), end + len(CLOSE)
+    typed, all_typed = cast_arguments(arguments, types.get(name, {}))
+    return ToolCall(name, typed), end + len(CLOSE), all_typed
 
 
 def _tag_name(text: str, start: int, what: str) -> tuple[str, int]:
@@ -148,7 +154,7 @@ def _parameters(body: str) -> dict[str, str]:
         if name in arguments:
             raise MalformedCall("duplicate_parameter", f"parameter {name} occurs twice")
         value = body[start:end]
-        if stray_tag(value):
+        if stray_tag(value) or _LOOSE_TAG.search(value):
             raise MalformedCall("tag_in_value", f"parameter {name} holds a tag of the call format")
         arguments[name] = value.removeprefix("\n").removesuffix("\n")
         position = _skip_space(body, end + len(PARAMETER_END))

@@ -71,9 +71,11 @@ def cast(text: str, types: tuple[str, ...]) -> Any:
 
 def cast_arguments(
     arguments: Mapping[str, str], types: Mapping[str, tuple[str, ...]]
-) -> JsonObject:
-    """Each argument cast by its parameter's types; unknown ones and failed casts stay text."""
+) -> tuple[JsonObject, bool]:
+    """Each argument cast by its parameter's types, and whether all could be. Unknown parameters
+    and failed casts stay text."""
     typed: JsonObject = {}
+    whole = True
     for name, text in arguments.items():
         allowed = types.get(name)
         if allowed is None or allowed == ("string",):
@@ -83,7 +85,8 @@ def cast_arguments(
             typed[name] = cast(text, allowed)
         except CastError:
             typed[name] = text
-    return typed
+            whole = False
+    return typed, whole
 
 
 def _null(text: str) -> None:
