@@ -47,7 +47,7 @@ say "$torch"
 
 say "$(grep -c '==' "$LOCK") packages of requirements/cpu.lock"
 with_uv() {
-    "${PIP[@]}" install --quiet uv 2>/dev/null &&
+    "${PIP[@]}" install --quiet 'uv<1' 2>/dev/null &&
         "$VENV/bin/python" -m uv pip install --quiet --python "$VENV/bin/python" --no-deps \
             --compile-bytecode -r "$LOCK"
 }
@@ -57,6 +57,7 @@ with_uv || {
 } || fail "the packages of requirements/cpu.lock could not be installed; the lines above say which"
 
 say "tbrl itself, editable"
-"${PIP[@]}" install --quiet --no-deps --no-build-isolation --editable "$ROOT"
+"${PIP[@]}" install --quiet --no-deps --no-build-isolation \
+    --config-settings editable_mode=compat --editable "$ROOT"
 echo "$wanted" >"$STAMP"
 say "done in $((SECONDS - started)) s"
