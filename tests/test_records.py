@@ -260,7 +260,7 @@ def test_a_resumed_run_writes_repeated_steps_once(tmp_path):
             writer.write({"event": "note"})
     for step in (1, 2, 3, 4):
         run.episodes(step).write_bytes(b"x")
-    run.rewind(2)
+    run.rewind(3)
     rows = [{"step": 1}, {"step": 2}, {"event": "note"}]
     assert [read_jsonl(p) for p in (run.metrics, run.ledger, run.receipts)] == [rows] * 3
     assert run.recorded_steps() == [1, 2]

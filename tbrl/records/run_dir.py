@@ -109,13 +109,13 @@ class RunDir:
         return sorted(int(p.stem[5:]) for p in (self.root / "episodes").glob("step-*.parquet"))
 
     def rewind(self, step: int) -> None:
-        """Forget what lies beyond `step` (the checkpoint that a resumed run continues from): the
-        repeated steps are then written once. Rows without a step are kept."""
+        """Forget `step` and all after it: a resumed run repeats them, and each is then recorded
+        once. Rows without a step are kept."""
         for path in (self.metrics, self.ledger, self.receipts):
             if path.exists():
-                rewrite_jsonl(path, [r for r in read_jsonl(path) if r.get("step", step) <= step])
+                rewrite_jsonl(path, [r for r in read_jsonl(path) if r.get("step", -1) < step])
         for recorded in self.recorded_steps():
-            if recorded > step:
+            if recorded >= step:
                 self.episodes(recorded).unlink()
 
 
