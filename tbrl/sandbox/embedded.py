@@ -11,6 +11,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping
+from functools import partial
 
 from tbrl.config import SandboxConfig
 from tbrl.domains.base import Domain
@@ -53,7 +54,8 @@ class EmbeddedSandbox:
         scenario = self.scenario(task.scenario_id)
         await self._place()
         backend = Backend(scenario, task.initial_state_patch, self.config, self._clock)
-        session = EmbeddedSession(uuid.uuid4().hex, backend, self._clock, self._forget)
+        session = EmbeddedSession(uuid.uuid4().hex, backend, self._clock)
+        session.on_close.append(partial(self._forget, session.session_id))
         self.sessions[session.session_id] = session
         self.opened += 1
         await session.start()
@@ -92,6 +94,6 @@ class EmbeddedSandbox:
                         "backend", "open", f"no place among {limit} live sessions within the lease"
                     ) from None
 
-    def _forget(self, session: EmbeddedSession) -> None:
-        self.sessions.pop(session.session_id, None)
+    def _forget(self, session_id: str) -> None:
+        del self.sessions[session_id]
         self._place_free.set()

@@ -35,20 +35,15 @@ _ENVELOPE = {
 class EmbeddedSession:
     """Implements interfaces.SandboxSession. Belongs to the event loop that opened it."""
 
-    def __init__(
-        self,
-        session_id: str,
-        backend: Backend,
-        clock: Clock,
-        on_close: Callable[[EmbeddedSession], None],
-    ) -> None:
+    def __init__(self, session_id: str, backend: Backend, clock: Clock) -> None:
         self.session_id = session_id
         self.tools: tuple[ToolSpec, ...] = backend.scenario.specs
         self.policy = backend.scenario.policy
         self.last_used = clock()
+        self.on_close: list[Callable[[], None]] = []
+        """Called once, when the session closes."""
         self._backend = backend
         self._clock = clock
-        self._on_close = on_close
         self._failure: BackendFailure | None = None
         self._closed = False
         self.server: Server[Any] = Server(
@@ -100,7 +95,8 @@ class EmbeddedSession:
         if self._closed:
             return
         self._closed = True
-        self._on_close(self)
+        for hook in self.on_close:
+            hook()
         self._backend.close()
         self._client.close()
         self._served.close()
