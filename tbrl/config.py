@@ -7,8 +7,6 @@ one line that names the key, its value and the remedy.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
-
 
 
 @dataclass
@@ -286,7 +284,6 @@ class WarmstartConfig:
 class Config:
     """The whole run."""
 
-    defaults: list[Any] = field(default_factory=lambda: ["_self_"])
     stage: str = "pipeline"
     run: str = "embedded"
     """Name of the run: files go to <runs_dir>/<run>."""

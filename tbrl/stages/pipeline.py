@@ -1,0 +1,158 @@
+"""stage=pipeline: the six stages in a row.
+
+collect    candidates and held-out tasks, checked by golden replay        curation/candidates.jsonl
+screen     the reference policy solves which candidates at all?           probes/reference.jsonl
+probe      the base policy, n clean probes a candidate                    probes/base.jsonl
+classify   posterior, bands, fixed pool                                   curation/
+train      GRPO steps                                                     metrics, ledger, episodes
+evaluate   held-out tasks k times, before and after                       evaluation/, report.html
+
+Each part is durable: after an interruption `resume=true` goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from tbrl.actors.cluster import Cluster
+from tbrl.config import Config
+from tbrl.curation.curate import Curation, CurationRequest, curate
+from tbrl.curation.selection import Rule, Screen
+from tbrl.observability.view import RunView
+from tbrl.policy.builtin import policy_folder
+from tbrl.records.run_dir import RunDir
+from tbrl.stages.campaigns import CampaignPlan, run_on_engines
+from tbrl.stages.common import Stopped, open_run
+from tbrl.stages.report import write_report
+from tbrl.stages.train import train
+from tbrl.tasks.load import load_tasks
+from tbrl.tasks.schema import save_tasks
+from tbrl.types import Sampling, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    candidates: list[Task]
+    heldout: list[Task]
+
+
+def main(config: Config) -> None:
+    run = open_run(config)
+    with RunView(f"tbrl {config.run}", config.logger.live) as view:
+        asyncio.run(_run(config, run, view))
+    write_report(config, run)
+
+
+async def _run(config: Config, run: RunDir, view: RunView) -> None:
+    collected = collect(config, run, view)
+    view.begin("start engines", config.topology.rollout_workers)
+    tasks = collected.candidates + collected.heldout
+    async with Cluster(config, tasks) as cluster:
+        view.update("start engines", config.topology.rollout_workers)
+        view.end("start engines", cluster.dashboard_url)
+        pool = await select_pool(cluster, run, collected.candidates, view)
+        base = policy_folder(config.model.path)
+        await cluster.fleet.load_folder(base, 0)
+        await evaluate(cluster, run, "before", collected.heldout, view)
+        trained = await train(cluster, run, list(pool.train), view, config.resume)
+        if not trained.complete:
+            raise Stopped(config, f"stopped after step {trained.next_step}")
+        await evaluate(cluster, run, "after", collected.heldout, view)
+
+
+def collect(config: Config, run: RunDir, view: RunView) -> Collected:
+    """Load and check both sets; every golden replay runs here."""
+    view.begin("collect", 2, "tasks, golden replays")
+    candidates = load_tasks(config.tasks, "candidate")
+    view.update("collect", 1)
+    heldout = load_tasks(config.tasks, "heldout")
+    save_tasks(run.curation / "candidates.jsonl", candidates)
+    save_tasks(run.evaluation / "tasks.jsonl", heldout)
+    view.update("collect", 2)
+    view.end("collect", f"{len(candidates)} candidates, {len(heldout)} held out")
+    return Collected(candidates, heldout)
+
+
+async def select_pool(
+    cluster: Cluster, run: RunDir, candidates: list[Task], view: RunView
+) -> Curation:
+    """Screen, probe, classify."""
+    config = cluster.config
+    curation = config.curation
+    screen_files: tuple[Path, ...] = ()
+    if config.model.reference_path:
+        await cluster.fleet.load_folder(policy_folder(config.model.reference_path), 1)
+        path = run.probes / "reference.jsonl"
+        await probe(cluster, path, "screen", candidates, curation.screen_probes, view)
+        screen_files = (path,)
+    await cluster.fleet.load_folder(policy_folder(config.model.path), 2)
+    path = run.probes / "base.jsonl"
+    await probe(cluster, path, "probe", candidates, curation.probes, view)
+    request = curation_request(config, candidates, (path,), screen_files)
+    result = curate(request, run.curation)
+    expected = result.expected
+    view.line(
+        f"classify: {len(result.train)} of {len(candidates)} candidates kept; expected "
+        f"{expected.refills_per_step:.1f} refills a step"
+    )
+    return result
+
+
+def curation_request(
+    config: Config, candidates: list[Task], probes: tuple[Path, ...], screens: tuple[Path, ...]
+) -> CurationRequest:
+    """The curation that the configuration asks for."""
+    c = config.curation
+    return CurationRequest(
+        tasks=candidates,
+        probe_files=probes,
+        rule=Rule(tuple(c.boundaries), tuple(c.keep), c.min_clean_probes),
+        group_size=config.algorithm.group_size,
+        groups_per_step=config.algorithm.groups_per_step,
+        screen_files=screens,
+        screen=Screen(min_successes=c.screen_min_successes),
+        fields=dict(c.fields),
+        exclusion_files=tuple(Path(name) for name in config.tasks.exclude),
+        test_share=c.test_share,
+        seed=c.seed,
+    )
+
+
+async def probe(
+    cluster: Cluster, path: Path, stage: str, tasks: list[Task], attempts: int, view: RunView
+) -> None:
+    config = cluster.config
+    rollout = config.rollout
+    plan = CampaignPlan(
+        stage=stage,
+        purpose="probe",
+        path=path,
+        tasks=tasks,
+        attempts=attempts,
+        seed=config.curation.seed,
+        sampling=Sampling(rollout.temperature, rollout.top_k, rollout.top_p),
+        policy=stage,
+    )
+    await run_on_engines(cluster, plan, view, "resume" if config.resume else "fresh")
+
+
+async def evaluate(
+    cluster: Cluster, run: RunDir, name: str, tasks: list[Task], view: RunView
+) -> None:
+    """Every held-out task `evaluation.attempts` times with the loaded weights; before and after
+    on the same seeds."""
+    config = cluster.config
+    e = config.evaluation
+    plan = CampaignPlan(
+        stage=f"evaluate {name}",
+        purpose="evaluate",
+        path=run.evaluation / f"{name}.jsonl",
+        tasks=tasks,
+        attempts=e.attempts,
+        seed=e.seed,
+        sampling=Sampling(e.temperature, e.top_k, e.top_p),
+        policy=name,
+    )
+    await run_on_engines(cluster, plan, view, "resume" if config.resume else "fresh")

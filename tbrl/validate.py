@@ -1,0 +1,201 @@
+"""The one validation before anything starts: each error is a line that names key, value, remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tbrl.config import Config, EndpointConfig
+from tbrl.errors import ConfigError
+from tbrl.policy.builtin import policy_folder
+from tbrl.stages.registry import STAGES
+
+_NEEDS_MODEL = {"pipeline", "probe", "train", "evaluate", "serve", "verify"}
+_NEEDS_ENGINE = {"pipeline", "probe", "train", "evaluate"}
+
+
+def validate(config: Config) -> None:
+    """Raises ConfigError for the first thing that is wrong. Starts and imports nothing heavy."""
+    if config.stage not in STAGES:
+        raise ConfigError(f"stage={config.stage!r} is unknown; stages: {', '.join(STAGES)}")
+    _numbers(config)
+    _choices(config)
+    _lengths(config)
+    _topology(config)
+    for key, endpoint, used in (
+        ("user.endpoint", config.user.endpoint, config.user.kind == "llm"),
+        ("judge.endpoint", config.judge.endpoint, config.judge.kind == "llm"),
+        ("evaluation.endpoint", config.evaluation.endpoint, config.evaluation.policy == "chat"),
+    ):
+        if used:
+            _endpoint(key, endpoint)
+    if config.stage in _NEEDS_MODEL:
+        check_model(config.model.path)
+    if config.stage in _NEEDS_ENGINE and not config.dry_run:
+        _devices(config)
+
+
+def _require(holds: bool, line: str) -> None:
+    if not holds:
+        raise ConfigError(line)
+
+
+def _numbers(config: Config) -> None:
+    a, r, c, e = config.algorithm, config.rollout, config.curation, config.evaluation
+    t, checkpoint = config.topology, config.checkpoint
+    _require(
+        a.group_size >= 2,
+        f"algorithm.group_size={a.group_size}: a group needs at least 2 rollouts, one alone has "
+        "no variance to learn from; use 8",
+    )
+    at_least_one: dict[str, float] = {
+        "algorithm.groups_per_step": a.groups_per_step,
+        "algorithm.steps": a.steps,
+        "algorithm.max_attempts": a.max_attempts,
+        "algorithm.updates_per_step": a.updates_per_step,
+        "algorithm.micro_batch_tokens": a.micro_batch_tokens,
+        "algorithm.head_chunk": a.head_chunk,
+        "rollout.max_agent_turns": r.max_agent_turns,
+        "rollout.max_turn_tokens": r.max_turn_tokens,
+        "rollout.concurrency": r.concurrency,
+        "rollout.max_tries": r.max_tries,
+        "curation.probes": c.probes,
+        "curation.screen_probes": c.screen_probes,
+        "evaluation.attempts": e.attempts,
+        "checkpoint.every": checkpoint.every,
+        "checkpoint.keep": checkpoint.keep,
+        "topology.rollout_workers": t.rollout_workers,
+        "topology.learner_world": t.learner_world,
+        "topology.tensor_parallel": t.tensor_parallel,
+        "topology.nodes": t.nodes,
+        "sandbox.max_sessions": config.sandbox.max_sessions,
+        "tasks.per_template": config.tasks.per_template,
+    }
+    for key, value in at_least_one.items():
+        _require(value >= 1, f"{key}={value}: must be at least 1")
+    positive: dict[str, float] = {
+        "algorithm.learning_rate": a.learning_rate,
+        "rollout.temperature": r.temperature,
+        "rollout.episode_deadline_s": r.episode_deadline_s,
+        "rollout.turn_deadline_s": r.turn_deadline_s,
+        "sandbox.call_deadline_s": config.sandbox.call_deadline_s,
+    }
+    for key, value in positive.items():
+        _require(value > 0, f"{key}={value:g}: must be above 0")
+    _require(0 <= a.speculation, f"algorithm.speculation={a.speculation}: must be 0 or more")
+    for key, value in (("rollout.top_p", r.top_p), ("evaluation.top_p", e.top_p)):
+        _require(0 < value <= 1, f"{key}={value:g}: must be above 0 and at most 1; 1 turns it off")
+    rate = r.failure_rate_limit
+    _require(
+        0 <= rate <= 1, f"rollout.failure_rate_limit={rate:g}: is a share, from 0 to 1"
+    )
+
+
+def _choices(config: Config) -> None:
+    a = config.algorithm
+    chosen: dict[str, tuple[str, tuple[str, ...]]] = {
+        "algorithm.aggregation": (
+            a.aggregation,
+            ("token-mean", "rollout-mean", "constant-length"),
+        ),
+        "algorithm.accumulation": (a.accumulation, ("slot", "arrival")),
+        "rollout.refill_unit": (config.rollout.refill_unit, ("episode", "group")),
+        "model.tool_format": (config.model.tool_format, ("auto", "qwen_xml", "hermes_json")),
+        "model.strips_reasoning": (
+            config.model.strips_reasoning,
+            ("refuse", "keep_template", "new_segment"),
+        ),
+        "topology.device": (config.topology.device, ("cpu", "cuda")),
+        "topology.weight_transfer": (config.topology.weight_transfer, ("shm", "ipc", "nccl")),
+        "user.kind": (config.user.kind, ("scripted", "llm")),
+        "judge.kind": (config.judge.kind, ("local", "llm")),
+        "evaluation.policy": (config.evaluation.policy, ("engine", "chat", "recorded")),
+    }
+    for key, (value, known) in chosen.items():
+        _require(value in known, f"{key}={value!r} is unknown; choose one of {', '.join(known)}")
+    _require(
+        a.aggregation != "constant-length" or a.constant_length > 0,
+        f"algorithm.constant_length={a.constant_length}: give the constant, in tokens, with "
+        "algorithm.aggregation=constant-length",
+    )
+
+
+def _lengths(config: Config) -> None:
+    longest, room = config.rollout.max_episode_tokens, config.engine.max_model_len
+    _require(
+        longest < room,
+        f"rollout.max_episode_tokens={longest} does not fit engine.max_model_len={room}; raise "
+        f"engine.max_model_len above {longest}",
+    )
+
+
+def _topology(config: Config) -> None:
+    t = config.topology
+    if t.device == "cpu":
+        _require(
+            t.weight_transfer == "shm",
+            f"topology.weight_transfer={t.weight_transfer!r} needs GPUs; use shm on CPU",
+        )
+        _require(
+            t.sequence_parallel == 1 and t.tensor_parallel == 1,
+            "topology.sequence_parallel and topology.tensor_parallel are 1 on CPU",
+        )
+        return
+    _require(
+        t.weight_transfer != "shm",
+        "topology.weight_transfer='shm' is for CPU; use ipc (colocated) or nccl on GPUs",
+    )
+    gpus = t.nodes * t.gpus_per_node
+    engines = t.rollout_workers * t.tensor_parallel
+    needed = max(engines, t.learner_world) if t.colocated else engines + t.learner_world
+    _require(
+        needed <= gpus,
+        f"topology={t.name}: {t.rollout_workers} engines x TP{t.tensor_parallel} and "
+        f"{t.learner_world} learner ranks need {needed} GPUs, it has {gpus}",
+    )
+    _require(
+        t.gpus_per_node % t.tensor_parallel == 0,
+        f"topology.tensor_parallel={t.tensor_parallel} does not divide {t.gpus_per_node} GPUs a node",
+    )
+
+
+def _devices(config: Config) -> None:
+    """A GPU topology without a cluster to join needs its GPUs here."""
+    t = config.topology
+    if t.device == "cpu" or t.ray_address:
+        return
+    here = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    needed = t.nodes * t.gpus_per_node
+    _require(
+        here >= needed,
+        f"topology={t.name} needs {needed} GPUs, this machine has {here}; join a cluster with "
+        "topology.ray_address=auto, look at it with dry_run=true, or use topology=cpu2",
+    )
+
+
+def _endpoint(key: str, endpoint: EndpointConfig) -> None:
+    _require(bool(endpoint.base_url), f"{key}.base_url is empty; give the server's URL, .../v1")
+    _require(bool(endpoint.model), f"{key}.model is empty; give the served model's name")
+
+
+def check_model(path: str) -> str:
+    """The policy's folder, with a causal LM and a chat template in it. Raises ConfigError."""
+    folder = Path(policy_folder(path))
+    _require(
+        (folder / "config.json").is_file(), f"model.path={path!r}: {folder} holds no config.json"
+    )
+    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    _require(bool(weights), f"model.path={path!r}: {folder} holds no weights (*.safetensors)")
+    _require(
+        _has_chat_template(folder),
+        f"model.path={path!r} has no chat template; add chat_template.jinja to {folder} or choose "
+        "an instruction-tuned model",
+    )
+    return str(folder)
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and "chat_template" in json.loads(settings.read_text())
