@@ -31,7 +31,9 @@ class GroupAdvantages:
         return any(value for value in self.values if value is not None)
 
 
-def group_advantages(rewards: Sequence[float | None], divide_by_std: bool = False) -> GroupAdvantages:
+def group_advantages(
+    rewards: Sequence[float | None], divide_by_std: bool = False
+) -> GroupAdvantages:
     """Advantages from rewards, None standing for a failed member (it has no vote).
 
     A_i = r_i - mean(r), divided by std(r) when asked (DeepSeekMath, arXiv 2402.03300, section

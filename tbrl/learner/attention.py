@@ -22,19 +22,27 @@ ATTENTION_NAME = "tbrl_packed"
 
 
 @dataclass(frozen=True, slots=True)
+class VarlenPlan:
+    """The spans as one variable-length call."""
+
+    offsets_q: Tensor
+    offsets_k: Tensor
+    """int32 [spans + 1]: cumulative lengths of queries and keys."""
+    longest_q: int
+    longest_k: int
+    key_rows: Tensor | None
+    """int64: rows of the keys in order; None when no span has a prefix."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """The spans of a micro-batch, prepared once for all layers."""
 
     spans: tuple[Span, ...]
     masks: tuple[Tensor | None, ...] = ()
     """CPU, per span: bool [length, prefix + length], None where plain causal attention does."""
-    key_rows: Tensor | None = None
-    """CUDA: int64 rows of the keys in order; None when no span has a prefix."""
-    offsets_q: Tensor | None = None
-    offsets_k: Tensor | None = None
-    """CUDA: int32 [spans + 1] cumulative lengths."""
-    longest_q: int = 0
-    longest_k: int = 0
+    varlen: VarlenPlan | None = None
+    """CUDA."""
 
 
 def plan_attention(spans: tuple[Span, ...], device: torch.device) -> AttentionPlan:
@@ -46,9 +54,10 @@ def plan_attention(spans: tuple[Span, ...], device: torch.device) -> AttentionPl
     rows = None
     if any(span.prefix_length for span in spans):
         rows = torch.cat([_key_rows(span) for span in spans]).to(device)
-    return AttentionPlan(
-        spans, (), rows, _offsets(queries, device), _offsets(keys, device), max(queries), max(keys)
+    varlen = VarlenPlan(
+        _offsets(queries, device), _offsets(keys, device), max(queries), max(keys), rows
     )
+    return AttentionPlan(spans, varlen=varlen)
 
 
 def _suffix_mask(span: Span) -> Tensor | None:
@@ -91,8 +100,8 @@ def packed_attention(
             "model.path: sliding-window attention is not supported by the learner; "
             "use a model with full attention"
         )
-    if query.is_cuda:
-        return _attend_varlen(query, key, value, scaling, plan), None
+    if plan.varlen is not None:
+        return _attend_varlen(query, key, value, scaling, plan.varlen), None
     return _attend_spans(query, key, value, scaling, plan), None
 
 
@@ -123,7 +132,7 @@ def _attend_spans(
 
 
 def _attend_varlen(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, plan: AttentionPlan
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, plan: VarlenPlan
 ) -> Tensor:
     """Flash attention over all spans at once."""
     from torch.nn.attention.varlen import varlen_attn
@@ -131,7 +140,7 @@ def _attend_varlen(
     query, key, value = (t[0].transpose(0, 1) for t in (query, key, value))
     if plan.key_rows is not None:
         key, value = key[plan.key_rows], value[plan.key_rows]
-    output = varlen_attn(
+    output: Any = varlen_attn(
         query,
         key,
         value,

@@ -11,7 +11,7 @@ import torch
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The raw bytes of a tensor (copied to the host and made contiguous when it must be)."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -68,9 +68,7 @@ class _TokenHead(torch.autograd.Function):
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
             logits = _logits(hidden[part], weight, sampling.temperature)
-            found = (
-                find_candidates(logits, targets[part], top_k, sampling.top_p) if top_k else None
-            )
+            found = find_candidates(logits, targets[part], top_k, sampling.top_p) if top_k else None
             if found is None:
                 edge[part] = restrict_(logits, targets[part], top_k, sampling.top_p)
                 chosen = logits.gather(1, targets[part, None])[:, 0]
@@ -126,7 +124,9 @@ def _sparse_slopes(probabilities: Tensor, grad: Tensor) -> Tensor:
     return slopes
 
 
-def _dense_slopes(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
+def _dense_slopes(
+    ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, grad: Tensor
+) -> Tensor:
     """d loss / d logit [n, V], from logits computed again."""
     logits = _logits(hidden, weight, ctx.sampling.temperature)
     restrict_(logits, targets, ctx.top_k, ctx.sampling.top_p)
@@ -146,5 +146,3 @@ def _scatter_rows(grad_weight: Tensor, ids: Tensor, slopes: Tensor, hidden: Tens
         part = slice(start, start + 64)
         rows = slopes[part, :, None].to(hidden.dtype) * hidden[part, None, :]
         grad_weight.index_add_(0, ids[part].reshape(-1), rows.reshape(-1, hidden.shape[1]))
-
-

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,20 +16,40 @@ from tbrl.learner.packing import PackedBatch, Sequence1D, pack_sequences
 from tbrl.types import Sampling
 
 
-class PolicyModel(nn.Module):
+class Policy(nn.Module):
+    """What the engine trains."""
+
+    def forward(
+        self, batch: PackedBatch, samplings: tuple[Sampling, ...]
+    ) -> tuple[TokenScores, ...]:
+        """Scores of the batch's N action tokens, one TokenScores per entry of `samplings`."""
+        raise NotImplementedError
+
+    def shard_units(self) -> list[nn.Module]:
+        """Modules that are sharded on their own, before the whole."""
+        return []
+
+    @staticmethod
+    def public_name(name: str) -> str:
+        """A parameter's name in the Hugging Face checkpoint."""
+        return name
+
+
+class HuggingFacePolicy(Policy):
     """A Hugging Face causal LM whose forward scores the action tokens of a PackedBatch.
 
     The head runs inside `forward`, so that a sharded head is whole while it is used, and only on
     the rows that predict an action token.
     """
 
-    def __init__(self, causal_lm: nn.Module, head_chunk: int = 512) -> None:
+    def __init__(self, causal_lm: Any, head_chunk: int = 512) -> None:
         super().__init__()
         self.causal_lm = causal_lm
         self.head_chunk = head_chunk
 
-    def forward(self, batch: PackedBatch, samplings: tuple[Sampling, ...]) -> tuple[TokenScores, ...]:
-        """Scores of the batch's N action tokens, one TokenScores per entry of `samplings`."""
+    def forward(
+        self, batch: PackedBatch, samplings: tuple[Sampling, ...]
+    ) -> tuple[TokenScores, ...]:
         output = self.causal_lm.base_model(
             input_ids=batch.input_ids[None],
             position_ids=batch.position_ids[None],
@@ -42,18 +64,16 @@ class PolicyModel(nn.Module):
         )
 
     def shard_units(self) -> list[nn.Module]:
-        """Modules that are sharded on their own: the decoder layers."""
         return list(self.causal_lm.base_model.layers)
 
     @staticmethod
     def public_name(name: str) -> str:
-        """A parameter's name in the Hugging Face checkpoint."""
         return name.removeprefix("causal_lm.")
 
 
 def load_policy(
     path: str, head_chunk: int = 512, gradient_checkpointing: bool = False
-) -> PolicyModel:
+) -> HuggingFacePolicy:
     """Load a Hugging Face folder with float32 master weights and the packed attention.
 
     Raises ConfigError when the folder or its config.json is missing.
@@ -73,8 +93,8 @@ def load_policy(
 
 
 def prepare_policy(
-    model: nn.Module, head_chunk: int = 512, gradient_checkpointing: bool = False
-) -> PolicyModel:
+    model: Any, head_chunk: int = 512, gradient_checkpointing: bool = False
+) -> HuggingFacePolicy:
     """Wrap a causal LM that was made with the packed attention; checks its float32 weights."""
     wrong = {p.dtype for p in model.parameters() if p.dtype not in (torch.float32, torch.float64)}
     if wrong:
@@ -83,15 +103,16 @@ def prepare_policy(
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
-    return PolicyModel(model, head_chunk)
+    return HuggingFacePolicy(model, head_chunk)
 
 
 def probe_sequences(vocabulary: int) -> list[Sequence1D]:
     """Three short sequences for the self-test: two share a prompt, one does not."""
-    import numpy as np
-
     rng = np.random.default_rng(0)
-    draw = lambda n: rng.integers(0, vocabulary, n)  # noqa: E731
+
+    def draw(count: int) -> np.ndarray:
+        return rng.integers(0, vocabulary, count)
+
     first, second = draw(7), draw(5)
     shapes = [(first, 6), (first, 9), (second, 4)]
     return [
@@ -100,9 +121,7 @@ def probe_sequences(vocabulary: int) -> list[Sequence1D]:
     ]
 
 
-def check_packing(
-    score: nn.Module, vocabulary: int, device: torch.device, tolerance: float
-) -> float:
+def check_packing(policy: Policy, vocabulary: int, device: torch.device, tolerance: float) -> float:
     """Start-up self-test: packed logprobs equal unpacked ones. Returns the largest difference.
 
     Raises ConfigError when it exceeds `tolerance`: the model mixes packed sequences (a recurrent
@@ -112,11 +131,13 @@ def check_packing(
     sequences = probe_sequences(vocabulary)
     with torch.no_grad():
         packed = torch.cat(
-            [score(b.to(device), sampling)[0].logprobs for b in pack_sequences(sequences, 4096)]
+            [policy(b.to(device), sampling)[0].logprobs for b in pack_sequences(sequences, 4096)]
         )
         alone = torch.cat(
             [
-                score(pack_sequences([s], 4096, share_prompt=False)[0].to(device), sampling)[0].logprobs
+                policy(pack_sequences([s], 4096, share_prompt=False)[0].to(device), sampling)[
+                    0
+                ].logprobs
                 for s in sequences
             ]
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -102,14 +103,16 @@ def sequences_of(episode: Episode, advantage: float, weight: float) -> list[Sequ
     """
     bounds = [0, *episode.segments, len(episode.response_ids)]
     result = []
-    for index, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for index, (start, end) in enumerate(pairwise(bounds)):
         mask = np.asarray(episode.action_mask[start:end], dtype=bool)
         prompt, response = episode.prompt_ids, episode.response_ids[start:end]
         logprobs = episode.behaviour_logprobs[start:end]
         if index:
             context = int(np.argmax(mask)) if mask.any() else len(mask)
             if context == 0:
-                raise InvariantError(f"segment {index} of {episode.key} begins with a sampled token")
+                raise InvariantError(
+                    f"segment {index} of {episode.key} begins with a sampled token"
+                )
             prompt, response = response[:context], response[context:]
             mask, logprobs = mask[context:], logprobs[context:]
         if len(prompt) == 0:
@@ -117,9 +120,7 @@ def sequences_of(episode: Episode, advantage: float, weight: float) -> list[Sequ
         if mask.any():
             last = int(np.flatnonzero(mask)[-1]) + 1
             result.append(
-                Sequence1D(
-                    prompt, response[:last], mask[:last], logprobs[:last], advantage, weight
-                )
+                Sequence1D(prompt, response[:last], mask[:last], logprobs[:last], advantage, weight)
             )
     return result
 
@@ -209,7 +210,9 @@ class _Layout:
             rows=_int64(np.concatenate(self.rows)),
             targets=_int64(targets),
             behaviour_logprobs=torch.from_numpy(behaviour.astype(np.float32)),
-            advantages=torch.tensor(np.repeat([s.advantage for s in self.sequences], counts)).float(),
+            advantages=torch.tensor(
+                np.repeat([s.advantage for s in self.sequences], counts)
+            ).float(),
             weights=torch.tensor(np.repeat([s.weight for s in self.sequences], counts)).float(),
         )
 
