@@ -48,7 +48,7 @@ class ArgumentCheck:
             raise ModelError(
                 f"arguments of {self._spec.name} must be an object, got {_shown(arguments)}"
             )
-        _check_values(arguments)
+        check_values(arguments)
         errors = sorted(self._validator.iter_errors(arguments), key=_order)
         if errors:
             raise ModelError("; ".join(self._explain(error) for error in errors[:3]))
@@ -81,8 +81,9 @@ def _closer(error: ValidationError) -> ValidationError | None:
     return min(inside, key=_order, default=None)
 
 
-def _check_values(arguments: JsonObject) -> None:
-    """What no schema says: values that JSON, SQLite or UTF-8 cannot hold, and sizes."""
+def check_values(arguments: JsonObject) -> None:
+    """What no schema says: values that JSON, SQLite or UTF-8 cannot hold, and sizes. Raises
+    ModelError."""
     waiting: list[tuple[str, Any, int]] = [("", arguments, 0)]
     seen = 0
     while waiting:
