@@ -38,6 +38,10 @@ class TopologyConfig:
     """`cpu` or `cuda`."""
     nodes: int = 1
     gpus_per_node: int = 0
+    gpu_memory_gib: float = 80.0
+    """Of one GPU; the plan refuses what does not fit."""
+    host_memory_gib: float = 0.0
+    """Of one node; 0 = what this machine has."""
     cpus: int = 2
     """Logical CPUs given to Ray on this node (0 = what Ray finds)."""
     rollout_workers: int = 1
@@ -273,6 +277,8 @@ class WarmstartConfig:
 
     output: str = ""
     steps: int = 2500
+    copy_steps: int = 400
+    """Steps of copy exercises before them."""
     demonstrations: int = 24000
     """Expert conversations over the compact size of all domains."""
     learning_rate: float = 4e-3

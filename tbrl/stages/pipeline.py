@@ -80,17 +80,8 @@ async def select_pool(
 ) -> Curation:
     """Screen, probe, classify."""
     config = cluster.config
-    curation = config.curation
-    screen_files: tuple[Path, ...] = ()
-    if config.model.reference_path:
-        await cluster.fleet.load_folder(policy_folder(config.model.reference_path), 1)
-        path = run.probes / "reference.jsonl"
-        await probe(cluster, path, "screen", candidates, curation.screen_probes, view)
-        screen_files = (path,)
-    await cluster.fleet.load_folder(policy_folder(config.model.path), 2)
-    path = run.probes / "base.jsonl"
-    await probe(cluster, path, "probe", candidates, curation.probes, view)
-    request = curation_request(config, candidates, (path,), screen_files)
+    probes, screens = await probe_candidates(cluster, run, candidates, view)
+    request = curation_request(config, candidates, probes, screens)
     result = curate(request, run.curation)
     expected = result.expected
     view.line(
@@ -98,6 +89,23 @@ async def select_pool(
         f"{expected.refills_per_step:.1f} refills a step"
     )
     return result
+
+
+async def probe_candidates(
+    cluster: Cluster, run: RunDir, candidates: list[Task], view: RunView
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Probe files of the base policy, and of the reference policy where one screens."""
+    config = cluster.config
+    screens: tuple[Path, ...] = ()
+    if config.model.reference_path:
+        await cluster.fleet.load_folder(policy_folder(config.model.reference_path), 1)
+        screens = (run.probes / "reference.jsonl",)
+        attempts = config.curation.screen_probes
+        await probe(cluster, screens[0], "screen", candidates, attempts, view)
+    await cluster.fleet.load_folder(policy_folder(config.model.path), 2)
+    probes = (run.probes / "base.jsonl",)
+    await probe(cluster, probes[0], "probe", candidates, config.curation.probes, view)
+    return probes, screens
 
 
 def curation_request(

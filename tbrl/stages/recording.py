@@ -65,7 +65,14 @@ class StepRecorder:
             episodes=len(record.committed) * self._config.algorithm.group_size,
             groups=len(record.committed),
             slots=tuple(
-                SlotReceipt(a.slot, a.attempt, a.position, a.task_ref, digests[a])
+                SlotReceipt(
+                    a.slot,
+                    a.attempt,
+                    a.position,
+                    a.task_ref,
+                    digests[a],
+                    record.arrived[a][0].rewards,
+                )
                 for a in record.committed
             ),
             no_op=record.learner.no_op,

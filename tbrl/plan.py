@@ -1,0 +1,215 @@
+"""What a run would do: topology, batch, memory by phase, files. Starts and imports nothing heavy.
+
+Memory is an estimate from the model's own numbers (safetensors headers, config.json):
+
+    engine weights      parameters x bytes of engine_dtype / tensor_parallel
+    KV cache            2 x layers x kv heads x head dim x bytes, a token, / tensor_parallel
+    learner state       float32 master, gradient and two AdamW moments: 16 bytes a parameter / world
+    gathered layer      one layer in compute dtype (FSDP gathers layer by layer)
+    activations         about 34 x hidden bytes a token and layer in 16 bit (Korthikanti et al. 2022,
+                        arXiv:2205.05198, without attention scores), or 2 x hidden with checkpointing
+    logits              head_chunk x vocabulary x 4 bytes x 3 (logits, softmax, gradient)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tbrl.config import Config
+from tbrl.errors import ConfigError
+from tbrl.policy.builtin import policy_folder
+from tbrl.stages.common import resolved_yaml
+
+GIB = float(1 << 30)
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNumbers:
+    """What memory depends on."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Memory of one kind of place in one phase, GiB."""
+
+    phase: str
+    place: str
+    parts: dict[str, float]
+    limit: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def model_numbers(folder: Path) -> ModelNumbers:
+    """Read a Hugging Face folder without loading it. Raises ConfigError when it holds no
+    safetensors."""
+    config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config", config)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"model.path: {folder} holds no *.safetensors to plan with")
+    heads = config["num_attention_heads"]
+    return ModelNumbers(
+        parameters=sum(_parameters(file) for file in files),
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        kv_heads=config.get("num_key_value_heads", heads),
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocabulary=config["vocab_size"],
+    )
+
+
+def _parameters(file: Path) -> int:
+    """Elements in a safetensors file, from its header alone."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    total = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            count = 1
+            for size in entry["shape"]:
+                count *= size
+            total += count
+    return total
+
+
+def memory(config: Config, numbers: ModelNumbers) -> list[Need]:
+    """Needs by phase and place."""
+    t, a, engine = config.topology, config.algorithm, config.engine
+    p = numbers.parameters / GIB
+    kv_token = 2 * numbers.layers * numbers.kv_heads * numbers.head_dim
+    kv_token *= _BYTES[config.model.engine_dtype]
+    weights = p * _BYTES[config.model.engine_dtype] / t.tensor_parallel
+    compute = _BYTES[config.model.learner_dtype]
+    tokens = max(a.micro_batch_tokens, 1) / t.sequence_parallel
+    a_token = (2 if a.gradient_checkpointing else 34) * numbers.hidden * compute / 2
+    learner = {
+        "master, gradient, moments": 16 * p / t.learner_world,
+        "gathered layer": p / numbers.layers * compute,
+        "activations": tokens * numbers.layers * a_token / GIB,
+        "logits": 3 * 4 * a.head_chunk * numbers.vocabulary / GIB,
+    }
+    host = t.host_memory_gib or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    if t.device == "cpu":
+        rollout = {
+            "engine weights": weights,
+            "KV cache": engine.kv_cache_mib / 1024,
+            "processes": 0.8 * (t.rollout_workers + t.learner_world) + 1.5,
+        }
+        return [
+            Need("rollout", "host", rollout, host),
+            Need("learn", "host", {**rollout, **learner}, host),
+        ]
+    gpu = t.gpu_memory_gib
+    budget = engine.gpu_memory_utilization * gpu
+    longest = config.rollout.max_episode_tokens * kv_token / t.tensor_parallel / GIB
+    if weights + longest > budget:
+        raise ConfigError(
+            f"engine.gpu_memory_utilization={engine.gpu_memory_utilization:g} gives {budget:.0f} GiB "
+            f"a GPU; weights {weights:.1f} + one episode of {config.rollout.max_episode_tokens} "
+            f"tokens {longest:.1f} GiB do not fit: raise topology.tensor_parallel"
+        )
+    rollout = {"engine weights": weights, "KV cache": budget - weights}
+    state = {
+        "offloaded learner state": 12 * p / t.nodes,
+        "sleeping engine weights": weights * t.tensor_parallel * t.rollout_workers / t.nodes,
+        "processes": 4.0 * t.gpus_per_node,
+    }
+    needs = [Need("rollout", "GPU", rollout, gpu), Need("rollout", "host", state, host)]
+    resident = learner if t.colocated else {**learner, **rollout}
+    needs.append(Need("learn", "GPU", resident, gpu))
+    needs.append(Need("learn", "host", state, host))
+    return needs
+
+
+def check_fits(needs: list[Need]) -> None:
+    """Raises ConfigError for the first need above its limit."""
+    for need in needs:
+        if need.total > need.limit:
+            largest = max(need.parts, key=lambda part: need.parts[part])
+            raise ConfigError(
+                f"phase {need.phase!r} needs {need.total:.1f} GiB of {need.place} memory, there are "
+                f"{need.limit:.1f}; most is {largest} ({need.parts[largest]:.1f} GiB)"
+            )
+
+
+def files_of(config: Config) -> list[str]:
+    """What a run writes below its folder."""
+    root = f"{config.runs_dir}/{config.run}"
+    by_stage = {
+        "probe": ["probes/base.jsonl", "probes/reference.jsonl"],
+        "curate": [
+            "curation/selection.yaml",
+            "curation/aggregates.jsonl",
+            "curation/audit.json",
+            "curation/manifest.json",
+        ],
+        "train": [
+            "metrics.jsonl",
+            "ledger.jsonl",
+            "receipts.jsonl",
+            "episodes/step-*.parquet",
+            "checkpoints/step-*/",
+        ],
+        "evaluate": ["evaluation/*.jsonl"],
+        "report": ["report.html"],
+    }
+    stages = list(by_stage) if config.stage in ("pipeline", "plan") else [config.stage]
+    names = ["config.yaml", "provenance.json"]
+    names += [name for stage in stages for name in by_stage.get(stage, [])]
+    return [f"{root}/{name}" for name in names]
+
+
+def print_plan(config: Config) -> None:
+    """Resolved configuration and plan on stdout; raises ConfigError for what cannot fit."""
+    console = Console(highlight=False)
+    console.print(resolved_yaml(config), markup=False)
+    t, a, tasks = config.topology, config.algorithm, config.tasks
+    folder = Path(policy_folder(config.model.path))
+    numbers = model_numbers(folder)
+    devices = f"{t.nodes} x {t.gpus_per_node} GPUs" if t.device == "cuda" else f"{t.cpus} CPU cores"
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("plan", f"stage={config.stage} run={config.run}")
+    grid.add_row("policy", f"{config.model.path}: {numbers.parameters / 1e6:,.2f}M parameters")
+    grid.add_row(
+        "topology",
+        f"{t.name}: {devices}, {t.rollout_workers} engines x TP{t.tensor_parallel}, "
+        f"{t.learner_world} learner ranks, weights by {t.weight_transfer}",
+    )
+    grid.add_row(
+        "batch",
+        f"{a.groups_per_step} groups x {a.group_size} rollouts, {a.steps} steps, at most "
+        f"{a.max_attempts} attempts a slot",
+    )
+    grid.add_row(
+        "tasks",
+        f"{tasks.source} ({tasks.size}): {tasks.per_template} candidates and "
+        f"{tasks.heldout_per_template} held-out tasks a template",
+    )
+    for need in memory(config, numbers):
+        parts = ", ".join(f"{name} {gib:.2f}" for name, gib in need.parts.items())
+        per = "a GPU" if need.place == "GPU" else "a node"
+        grid.add_row(
+            f"memory, {need.phase}", f"{need.total:.2f} of {need.limit:.0f} GiB {per}: {parts}"
+        )
+    grid.add_row("writes", "\n".join(files_of(config)))
+    console.print(grid)
+    check_fits(memory(config, numbers))
