@@ -15,6 +15,7 @@ from tbrl.records.provenance import (
     model_hashes,
     read_starts,
     record_start,
+    record_tasks,
     task_set_hash,
 )
 from tbrl.records.run_dir import RunDir
@@ -44,7 +45,6 @@ def start_of(model, **changes):
         "stage": "train",
         "resumed": False,
         "models": {"policy": model},
-        "tasks": [task("a"), task("b")],
         "exclusion_files": [],
         "topology": {"name": "cpu2"},
     }
@@ -57,7 +57,9 @@ def test_each_start_is_appended_with_versions_and_hashes(tmp_path, model):
     exclusions.write_text("b\n")
     record_start(run, start_of(model))
     record_start(run, start_of(model, resumed=True, exclusion_files=[exclusions]))
+    record_tasks(run, "candidate", [task("a"), task("b")])
     first, second = read_starts(run)
+    assert [first["task_sets"], list(second["task_sets"])] == [{}, ["candidate"]]
     assert [first["resumed"], second["resumed"]] == [False, True]
     assert first["packages"]["numpy"] == np.__version__
     assert first["models"]["policy"]["files"].keys() == {

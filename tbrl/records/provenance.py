@@ -18,6 +18,8 @@ from pathlib import Path
 import orjson
 
 import tbrl
+from tbrl.config import Config
+from tbrl.policy.builtin import policy_folder
 from tbrl.records.episodes import file_sha256
 from tbrl.records.run_dir import RunDir, write_text
 from tbrl.tasks.schema import row_of
@@ -53,12 +55,26 @@ class Start:
     """Of the package's Python files: says the same where there is no git."""
     models: dict[str, JsonObject]
     """{role: {files: {name: sha256}, weights: sha256, tokenizer: sha256}}"""
-    task_set: JsonObject
-    """Number of tasks and their hash, whatever their order."""
     exclusions: dict[str, str]
     """{exclusion file name: sha256}"""
     topology: JsonObject
-    extra: JsonObject = field(default_factory=dict)
+    task_sets: dict[str, JsonObject] = field(default_factory=dict)
+    """{set: number of tasks and their hash, whatever their order}; see `record_tasks`."""
+
+
+def write_provenance(run: RunDir, config: Config) -> None:
+    """Append this start of a run. Task sets follow with `record_tasks`, once they are loaded."""
+    models = {"policy": config.model.path, "reference": config.model.reference_path}
+    record_start(
+        run,
+        describe_start(
+            stage=config.stage,
+            resumed=config.resume,
+            models={role: Path(policy_folder(path)) for role, path in models.items() if path},
+            exclusion_files=[Path(name) for name in config.tasks.exclude],
+            topology=asdict(config.topology),
+        ),
+    )
 
 
 def describe_start(
@@ -66,10 +82,8 @@ def describe_start(
     stage: str,
     resumed: bool,
     models: dict[str, Path],
-    tasks: Iterable[Task],
     exclusion_files: Iterable[Path],
     topology: JsonObject,
-    extra: JsonObject | None = None,
 ) -> Start:
     """`models` are local folders by role, e.g. {"policy": ..., "reference": ...}."""
     package = Path(tbrl.__file__).parent
@@ -82,18 +96,21 @@ def describe_start(
         revision=git_revision(package.parent),
         source_sha256=_combined({str(p.relative_to(package)): p for p in package.rglob("*.py")}),
         models={role: model_hashes(folder) for role, folder in models.items()},
-        task_set=task_set_hash(tasks),
         exclusions={path.name: file_sha256(path) for path in exclusion_files},
         topology=topology,
-        extra=extra or {},
     )
 
 
 def record_start(run: RunDir, start: Start) -> None:
     """Append to provenance.json."""
+    _write(run, [*read_starts(run), asdict(start)])
+
+
+def record_tasks(run: RunDir, name: str, tasks: Iterable[Task]) -> None:
+    """Add a task set (`candidate`, `heldout`, ...) to the present start."""
     starts = read_starts(run)
-    text = orjson.dumps([*starts, asdict(start)], option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
-    write_text(run.provenance, text.decode() + "\n")
+    starts[-1]["task_sets"][name] = task_set_hash(tasks)
+    _write(run, starts)
 
 
 def read_starts(run: RunDir) -> list[JsonObject]:
@@ -133,6 +150,11 @@ def task_set_hash(tasks: Iterable[Task]) -> JsonObject:
     """Independent of the tasks' order; changes with any field of any of them."""
     rows = sorted(orjson.dumps(row_of(task), option=orjson.OPT_SORT_KEYS) for task in tasks)
     return {"tasks": len(rows), "sha256": hashlib.sha256(b"\n".join(rows)).hexdigest()}
+
+
+def _write(run: RunDir, starts: list[JsonObject]) -> None:
+    text = orjson.dumps(starts, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+    write_text(run.provenance, text.decode() + "\n")
 
 
 def _combined(files: dict[str, Path]) -> str:

@@ -24,6 +24,8 @@ class SlotReceipt:
     task_ref: str
     group_digest: str
     """Content digest of the stored group (records/episodes.py)."""
+    rewards: tuple[float, ...]
+    """By rollout, as the controller saw them in the group's summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,4 +95,7 @@ class StepReceipt:
 
     @classmethod
     def from_json(cls, row: JsonObject) -> StepReceipt:
-        return cls(**{**row, "slots": tuple(SlotReceipt(**slot) for slot in row["slots"])})
+        slots = tuple(
+            SlotReceipt(**{**slot, "rewards": tuple(slot["rewards"])}) for slot in row["slots"]
+        )
+        return cls(**{**row, "slots": slots})
