@@ -51,9 +51,10 @@ class ExternalSandbox(Leases["ExternalSession"]):
         config: SandboxConfig,
         setup_tool: str = "",
         state_tool: str = "",
+        token: str = "",
         clock: Clock = time.monotonic,
     ) -> None:
-        """Raises ConfigError for another kind of address."""
+        """`token` is sent as a bearer token over HTTP. Raises ConfigError for another address."""
         super().__init__(config.max_sessions, config.session_lease_s, clock)
         if not config.url.startswith(("http://", "https://", _STDIO)):
             raise ConfigError(
@@ -62,12 +63,15 @@ class ExternalSandbox(Leases["ExternalSession"]):
         self._config = config
         self._setup_tool = setup_tool
         self._state_tool = state_tool
+        self._token = token
 
     async def open(self, task: PublicTask) -> ExternalSession:
         """Connect, list tools, set the world up. Raises BackendFailure when the server does not
         come up in time."""
         await self.place()
-        session = ExternalSession(self._config, self._setup_tool, self._state_tool, self._clock)
+        session = ExternalSession(
+            self._config, self._setup_tool, self._state_tool, self._token, self._clock
+        )
         try:
             await session.start(task)
         except BaseException:
@@ -86,7 +90,7 @@ class ExternalSession:
     tools: tuple[ToolSpec, ...] = ()
 
     def __init__(
-        self, config: SandboxConfig, setup_tool: str, state_tool: str, clock: Clock
+        self, config: SandboxConfig, setup_tool: str, state_tool: str, token: str, clock: Clock
     ) -> None:
         self.session_id = uuid.uuid4().hex
         self.last_used = clock()
@@ -95,6 +99,7 @@ class ExternalSession:
         self._setup_tool = setup_tool
         self._state_tool = state_tool
         self._clock = clock
+        self._token = token
         self._client: Client | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
@@ -189,9 +194,8 @@ class ExternalSession:
     async def _own(self) -> None:
         try:
             async with AsyncExitStack() as stack:
-                self._client = await stack.enter_async_context(
-                    await _connection(self._config, stack)
-                )
+                connection = await _connection(self._config, self._token, stack)
+                self._client = await stack.enter_async_context(connection)
                 self._ready.set_result(None)
                 await self._over.wait()
         except Exception as error:
@@ -206,9 +210,11 @@ class ExternalSession:
         return self._client
 
 
-async def _connection(config: SandboxConfig, stack: AsyncExitStack) -> Client:
+async def _connection(config: SandboxConfig, token: str, stack: AsyncExitStack) -> Client:
     if config.url.startswith(_STDIO):
         command, *arguments = shlex.split(config.url.removeprefix(_STDIO))
         return Client(stdio_client(StdioServerParameters(command=command, args=arguments)))
-    http = await stack.enter_async_context(httpx2.AsyncClient(timeout=config.call_deadline_s))
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    http = httpx2.AsyncClient(timeout=config.call_deadline_s, headers=headers)
+    await stack.enter_async_context(http)
     return Client(streamable_http_client(config.url, http_client=http))
