@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tbrl.actors.cluster import Cluster
+from tbrl.config import Config
 from tbrl.domains.registry import all_domains
 from tbrl.errors import BackendFailure
 from tbrl.evaluation.campaign import Campaign, CampaignReport, Progress, Start, run_campaign
@@ -48,6 +49,13 @@ class CampaignPlan:
     sampling: Sampling
     policy: str
     """Names the weights, e.g. `base` or `step-30`."""
+
+
+def start_of(config: Config) -> Start:
+    """`evaluation.repair` and `resume` decide what happens to results that exist."""
+    if config.evaluation.repair:
+        return "repair"
+    return "resume" if config.resume else "fresh"
 
 
 async def run_on_engines(

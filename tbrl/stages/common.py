@@ -23,13 +23,22 @@ class Stopped(TbrlError):
 
 
 def open_run(config: Config) -> RunDir:
-    """Create the run's folder, or with `resume` open it; the resolved configuration is written."""
-    if config.resume:
-        run = RunDir.existing(config.runs_dir, config.run)
-        check_same(run, config)
-    else:
+    """The run's folder: made when it is new, opened when a stage adds its part to it.
+
+    A whole pipeline never starts over an existing run (ConfigError): it resumes it, with the
+    configuration that it was started with. Each stage refuses to write over its own results
+    unless `resume` says so.
+    """
+    fresh = not (Path(config.runs_dir) / config.run).exists()
+    if fresh or (config.stage == "pipeline" and not config.resume):
         run = RunDir.create(config.runs_dir, config.run)
         run.config.write_text(resolved_yaml(config))
+    else:
+        run = RunDir.existing(config.runs_dir, config.run)
+        if config.stage == "pipeline":
+            check_same(run, config)
+        else:
+            run.config.with_suffix(f".{config.stage}.yaml").write_text(resolved_yaml(config))
     write_provenance(run, config)
     return run
 

@@ -22,9 +22,12 @@ from tbrl.curation.curate import Curation, CurationRequest, curate
 from tbrl.curation.selection import Rule, Screen
 from tbrl.observability.view import RunView
 from tbrl.policy.builtin import policy_folder
+from tbrl.records.provenance import record_tasks
 from tbrl.records.run_dir import RunDir
-from tbrl.stages.campaigns import CampaignPlan, run_on_engines
+from tbrl.stages.campaigns import CampaignPlan, run_on_engines, start_of
 from tbrl.stages.common import Stopped, open_run
+from tbrl.stages.evaluate import evaluate
+from tbrl.stages.gate import manifest_extra
 from tbrl.stages.report import write_report
 from tbrl.stages.train import train
 from tbrl.tasks.load import load_tasks
@@ -56,7 +59,8 @@ async def _run(config: Config, run: RunDir, view: RunView) -> None:
         base = policy_folder(config.model.path)
         await cluster.fleet.load_folder(base, 0)
         await evaluate(cluster, run, "before", collected.heldout, view)
-        trained = await train(cluster, run, list(pool.train), view, config.resume)
+        extra = manifest_extra(config)
+        trained = await train(cluster, run, list(pool.train), view, config.resume, extra)
         if not trained.complete:
             raise Stopped(config, f"stopped after step {trained.next_step}")
         await evaluate(cluster, run, "after", collected.heldout, view)
@@ -70,6 +74,8 @@ def collect(config: Config, run: RunDir, view: RunView) -> Collected:
     heldout = load_tasks(config.tasks, "heldout")
     save_tasks(run.curation / "candidates.jsonl", candidates)
     save_tasks(run.evaluation / "tasks.jsonl", heldout)
+    record_tasks(run, "candidate", candidates)
+    record_tasks(run, "heldout", heldout)
     view.update("collect", 2)
     view.end("collect", f"{len(candidates)} candidates, {len(heldout)} held out")
     return Collected(candidates, heldout)
@@ -143,24 +149,4 @@ async def probe(
         sampling=Sampling(rollout.temperature, rollout.top_k, rollout.top_p),
         policy=stage,
     )
-    await run_on_engines(cluster, plan, view, "resume" if config.resume else "fresh")
-
-
-async def evaluate(
-    cluster: Cluster, run: RunDir, name: str, tasks: list[Task], view: RunView
-) -> None:
-    """Every held-out task `evaluation.attempts` times with the loaded weights; before and after
-    on the same seeds."""
-    config = cluster.config
-    e = config.evaluation
-    plan = CampaignPlan(
-        stage=f"evaluate {name}",
-        purpose="evaluate",
-        path=run.evaluation / f"{name}.jsonl",
-        tasks=tasks,
-        attempts=e.attempts,
-        seed=e.seed,
-        sampling=Sampling(e.temperature, e.top_k, e.top_p),
-        policy=name,
-    )
-    await run_on_engines(cluster, plan, view, "resume" if config.resume else "fresh")
+    await run_on_engines(cluster, plan, view, start_of(config))

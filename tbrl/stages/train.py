@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tbrl.actors.cluster import Cluster
+from tbrl.config import Config
 from tbrl.controller import Controller
+from tbrl.errors import ConfigError
 from tbrl.learner.checkpoint import latest_complete
 from tbrl.observability.view import RunView
+from tbrl.records.provenance import record_tasks
 from tbrl.records.run_dir import RunDir
 from tbrl.schedule import SlotSchedule, TaskStream
+from tbrl.stages.common import Stopped, open_run
+from tbrl.stages.gate import manifest_extra
 from tbrl.stages.recording import StepRecorder
-from tbrl.types import GroupSummary, JsonObject
+from tbrl.tasks.load import load_tasks, read_refs
+from tbrl.types import GroupSummary, JsonObject, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +117,28 @@ class StopOnSignal:
             loop.remove_signal_handler(number)
 
 
-def pool_of(path: Path) -> list[str]:
-    """The selection list that curate wrote."""
-    from tbrl.tasks.load import read_refs
+def main(config: Config) -> None:
+    """Train on `tasks.pool`, or on the pool that curate wrote into this run."""
+    run = open_run(config)
+    if run.recorded_steps() and not config.resume:
+        raise ConfigError(
+            f"run={config.run}: it already holds trained steps; continue with resume=true or "
+            "train under another run=<name> with tasks.pool=<selection file>"
+        )
+    pool_file = Path(config.tasks.pool) if config.tasks.pool else run.curation / "selection.yaml"
+    pool = read_refs(pool_file)
+    tasks = load_tasks(replace(config.tasks, pool=str(pool_file)), "candidate")
+    record_tasks(run, "pool", tasks)
+    with RunView(f"tbrl train {config.run}", config.logger.live) as view:
+        trained = asyncio.run(_run(config, run, tasks, pool, view))
+    if not trained.complete:
+        raise Stopped(config, f"stopped before step {trained.next_step}")
 
-    return read_refs(path)
+
+async def _run(
+    config: Config, run: RunDir, tasks: list[Task], pool: list[str], view: RunView
+) -> Trained:
+    view.begin("start engines", config.topology.rollout_workers)
+    async with Cluster(config, tasks) as cluster:
+        view.end("start engines", cluster.dashboard_url)
+        return await train(cluster, run, pool, view, config.resume, manifest_extra(config))

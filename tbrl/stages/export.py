@@ -1,0 +1,31 @@
+"""stage=export: the newest complete checkpoint of a run as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from tbrl.config import Config
+from tbrl.errors import ConfigError
+from tbrl.learner.checkpoint import latest_complete
+from tbrl.policy.builtin import policy_folder
+from tbrl.records.run_dir import RunDir
+
+
+def main(config: Config) -> None:
+    """Writes to `output` (default: <run>/policy)."""
+    run = RunDir.existing(config.runs_dir, config.run)
+    out = export_latest(config, run, Path(config.output) if config.output else run.root / "policy")
+    Console(highlight=False).print(f"exported: {out}")
+
+
+def export_latest(config: Config, run: RunDir, out: Path) -> Path:
+    """Raises ConfigError when the run has no complete checkpoint."""
+    from tbrl.serving.export import export
+
+    checkpoint = latest_complete(run.checkpoints)
+    if checkpoint is None:
+        raise ConfigError(f"{run.checkpoints} holds no complete checkpoint to export; train first")
+    export(checkpoint, policy_folder(config.model.path), out)
+    return out
