@@ -16,13 +16,13 @@ TEXT = (
 )
 
 
-def toy_tokenizer(template: str | None, vocabulary: int = 420) -> PreTrainedTokenizerFast:
+def toy_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
     """A tokenizer with real merges (`he` + `llo` and `hello` are all tokens)."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=420,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

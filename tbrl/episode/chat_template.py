@@ -112,6 +112,10 @@ class ChatTemplate:
         except ConfigError:
             return True
 
+    def shows_reasoning(self) -> bool:
+        """Whether an assistant's reasoning is part of its turn."""
+        return "qz" in self.render(anchor(reasoning="qz"), generation_prompt=False)
+
     def opens_reasoning(self) -> bool:
         """Whether the generation prompt ends inside a reasoning block."""
         prompt = self.render([_SYSTEM, _USER])

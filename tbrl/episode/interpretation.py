@@ -62,7 +62,8 @@ class Reading:
     """One of KINDS."""
     rule: str = ""
     """What is irregular about the output: the broken rule of a malformed call (see tool_calls);
-    `control_token`, `failed_cast` or `call_in_reasoning` where it could be read all the same."""
+    `control_token`, `failed_cast`, `tag_in_arguments`, `call_in_reasoning` or `tag_in_reasoning`
+    where it could be read all the same."""
 
     @property
     def regular(self) -> bool:
@@ -104,7 +105,15 @@ class Interpreter:
 
     def read(self, ids: Sequence[int], finish_reason: str) -> Reading:
         """Read sampled ids (a closing stop token may be among them)."""
-        return self.read_text(self._decode(list(ids), skip_special_tokens=False), finish_reason)
+        return self.read_text(self.raw_text(ids), finish_reason)
+
+    def raw_text(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids, special tokens included."""
+        return self._decode(list(ids), skip_special_tokens=False)
+
+    def text(self, text: str) -> str:
+        """An output without control tokens: what a serving stack hands to its parser."""
+        return self._without_control(text)[0]
 
     def read_text(self, text: str, finish_reason: str) -> Reading:
         """Read raw output text, special tokens included. `finish_reason` `length` marks an output
@@ -123,8 +132,7 @@ class Interpreter:
             return replace(reading, reasoning=split.reasoning, error=error, kind="think_only")
         if not split.reasoning:
             return reading
-        marked = not reading.rule and stray_tag(split.reasoning)
-        rule = "call_in_reasoning" if marked else reading.rule
+        rule = reading.rule or _reasoning_rule(split.reasoning)
         return replace(reading, reasoning=split.reasoning, rule=rule)
 
     def _read_rest(self, rest: str, control: bool) -> Reading:
@@ -145,7 +153,10 @@ class Interpreter:
         except MalformedCall as fault:
             error = f"Malformed tool call: {fault}. No tool was run."
             return Reading("", visible, (), False, error, "malformed_call", fault.rule)
-        return Reading("", visible, calls, False, None, "calls", "" if typed else "failed_cast")
+        rule = "" if typed else "failed_cast"
+        if stray_think_tag(rest[opening:]):
+            rule = "tag_in_arguments"
+        return Reading("", visible, calls, False, None, "calls", rule)
 
     def _without_control(self, text: str) -> tuple[str, bool]:
         """Text without control tokens, and whether one stood anywhere but at the end."""
@@ -162,6 +173,13 @@ class Interpreter:
                 return clean, True
             end = match.start()
         return clean, False
+
+
+def _reasoning_rule(reasoning: str) -> str:
+    """Markup in closed reasoning is text to us; other readers may stumble over it."""
+    if stray_tag(reasoning):
+        return "call_in_reasoning"
+    return "tag_in_reasoning" if THINK in reasoning else ""
 
 
 def _text_reading(visible: str, rule: str) -> Reading:

@@ -69,6 +69,8 @@ class Renderer:
         """What is done differently from the model's own template, one line each."""
         self.reasoning_preopened = self._template.opens_reasoning()
         """The generation prompt ends inside a reasoning block."""
+        self.reasons = self._thinks and self._template.shows_reasoning()
+        """The policy may reason, and the template has a place for it."""
         self.end_of_turn = self._template.end_of_turn
         eos = tokenizer.eos_token_id
         self.stop_ids: tuple[int, ...] = tuple(
