@@ -72,7 +72,7 @@ def write_provenance(run: RunDir, config: Config) -> None:
             resumed=config.resume,
             models={role: Path(policy_folder(path)) for role, path in models.items() if path},
             exclusion_files=[Path(name) for name in config.tasks.exclude],
-            topology=asdict(config.topology),
+            topology={k: v for k, v in asdict(config.topology).items() if k != "ray_address"},
         ),
     )
 
