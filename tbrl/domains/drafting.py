@@ -5,12 +5,12 @@ true verdicts it gives the golden path. Called with one verdict flipped it gives
 conversation that went wrong there. So a template states each branch once:
 
     def plan(late: bool, held: bool) -> Plan:
-        yield call("get_rental", rental_id=412)
+        yield call("get_rental", rental_id="R412")
         yield verdict("late", 3, late)
         if late:
-            yield call("charge_fee", rental_id=412, amount=20)
+            yield call("charge_fee", rental_id="R412", amount=20)
         yield verdict("deposit", "held", held)
-        yield call("return_item", rental_id=412, refund=held)
+        yield call("return_item", rental_id="R412", refund=held)
         yield say("All done. <DONE>")
 
 Verdicts are the reasoning of the turn that follows them.
@@ -54,8 +54,8 @@ def verdict(fact: str, value: object, answer: bool) -> str:
     return f"{fact}={shown}: {'yes' if answer else 'no'}"
 
 
-def record_id(rng: random.Random, names: Names) -> int:
-    """A record id of the split: its range, spread over all three-digit numbers by a bijection, so
+def record_number(rng: random.Random, names: Names) -> int:
+    """A record number of the split: its range, spread over three digits by a bijection, so
     that splits stay disjoint but every digit occurs in every place in each of them."""
     low, high = names.ids
     size = LAST_ID - FIRST_ID + 1
@@ -67,13 +67,16 @@ class Case:
     drawn evenly over their verdicts, so that guessing does not pay."""
 
     domain: str
+    letter: str
+    """Record ids are this letter and three digits."""
 
     def __init__(self, rng: random.Random, task_ref: str, names: Names) -> None:
         self.rng = rng
         self.task_ref = task_ref
         self.split = names.split
         self.name = f"{rng.choice(names.first)} {rng.choice(names.last)}"
-        self.id = record_id(rng, names)
+        self.number = record_number(rng, names)
+        self.id = f"{self.letter}{self.number}"
         self.pin = rng.randint(100, 999)
 
     def even(self) -> bool:

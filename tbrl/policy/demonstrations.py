@@ -104,7 +104,9 @@ def conversations(
         yield expert.converse(drafted, rng)
 
 
-def tokenized(conversation: Conversation, tokenizer: Any, prefixes: dict[str, str]) -> Demonstration:
+def tokenized(
+    conversation: Conversation, tokenizer: Any, prefixes: dict[str, str]
+) -> Demonstration:
     """The conversation in ids. `prefixes` keeps each scenario's rendered system turn between
     calls."""
     scenario_id = conversation.drafted.task.public.scenario_id
@@ -140,9 +142,7 @@ def assistant_mask(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
     return mask
 
 
-def _walk(
-    steps: Steps, rng: random.Random, noise: float, chosen: list[bool]
-) -> Iterator[DemoTurn]:
+def _walk(steps: Steps, rng: random.Random, noise: float, chosen: list[bool]) -> Iterator[DemoTurn]:
     for step in steps:
         if isinstance(step, DemoTurn):
             yield step

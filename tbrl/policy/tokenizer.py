@@ -43,15 +43,17 @@ SCAFFOLD = (
 )
 """Added, but not special: decoding keeps them, whatever `skip_special_tokens` says."""
 
-WORDS = r"\d| ?[A-Za-z_]+|\n+|[^\sA-Za-z0-9_]+ ?|\s"
-"""Pre-tokens: one digit; a word with the space before it; newlines; punctuation with the space
-behind it; one space."""
+WORDS = r"\d|[A-Z](?=\d)| ?[A-Za-z_]+(?![A-Za-z_\d])|\n+|[^\sA-Za-z0-9_]+ ?|[A-Za-z_]+|\s"
+"""Pre-tokens: one digit; the letter of a record id, never with the space before it; a word with
+the space before it; newlines; punctuation with the space behind it; one space."""
 
 DONE = "<DONE>"
 MULTIPLE = 64
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, template: str) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, template: str
+) -> PreTrainedTokenizerFast:
     """A tokenizer with `vocab_size` ids or fewer. Deterministic in its arguments."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -10,7 +10,6 @@ Deterministic on one machine with one thread setting.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
@@ -27,6 +26,7 @@ from tbrl.config import WarmstartConfig
 from tbrl.domains.base import Domain, Names
 from tbrl.domains.names import names_of
 from tbrl.domains.registry import all_domains
+from tbrl.policy.copying import copy_exercise, copy_loss
 from tbrl.policy.demonstrations import Demonstration, conversations, tokenized
 from tbrl.policy.tokenizer import chat_template, padded_vocab, train_tokenizer
 
@@ -74,6 +74,7 @@ def warmstart(
     tokenizer = _tokenizer(domains, config.seed)
     demos, right = _demonstrations(domains, tokenizer, config, noise, report)
     model = Qwen3ForCausalLM(model_config(tokenizer))
+    _learn_to_copy(model, tokenizer, config, report)
     losses = _train(model, demos, config, report)
     _save(model, tokenizer, out_dir)
     return Metrics(
@@ -136,6 +137,19 @@ def _demonstrations(
     return demos, right / total
 
 
+def _learn_to_copy(
+    model: Qwen3ForCausalLM, tokenizer: Any, config: WarmstartConfig, report: Progress
+) -> None:
+    optimizers = _optimizers(model, config)
+    rng = random.Random(f"{config.seed}/copying")
+    model.train()
+    for step in range(config.copy_steps):
+        loss = copy_loss(model, copy_exercise(tokenizer, rng))
+        loss.backward()
+        _update(model, optimizers)
+        report("copying", step + 1, config.copy_steps, loss.item())
+
+
 def _train(
     model: Qwen3ForCausalLM,
     demos: Sequence[Demonstration],
@@ -169,11 +183,15 @@ def _step(
         loss = loss_sum(model, batch) / count
         loss.backward()
         total += loss.item()
+    _update(model, optimizers)
+    return total
+
+
+def _update(model: Qwen3ForCausalLM, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return total
 
 
 def loss_sum(model: Qwen3ForCausalLM, batch: Sequence[Demonstration]) -> Tensor:
@@ -192,9 +210,7 @@ def loss_sum(model: Qwen3ForCausalLM, batch: Sequence[Demonstration]) -> Tensor:
     return torch.nn.functional.cross_entropy(logits, ids[:, 1:][mask[:, 1:]], reduction="sum")
 
 
-def _batches(
-    demos: Sequence[Demonstration], seed: int
-) -> Iterator[list[Sequence[Demonstration]]]:
+def _batches(demos: Sequence[Demonstration], seed: int) -> Iterator[list[Sequence[Demonstration]]]:
     """Endless steps: one micro-batch of each scenario, of conversations of similar length."""
     by_scenario: dict[str, list[Demonstration]] = {}
     for demo in demos:
@@ -213,16 +229,12 @@ def _micro_batches(
     while True:
         order = rng.sample(demos, len(demos))
         for start in range(0, len(order), MICRO_BATCH * BUCKET):
-            bucket = sorted(
-                order[start : start + MICRO_BATCH * BUCKET], key=lambda d: len(d.ids)
-            )
+            bucket = sorted(order[start : start + MICRO_BATCH * BUCKET], key=lambda d: len(d.ids))
             cuts = [bucket[i : i + MICRO_BATCH] for i in range(0, len(bucket), MICRO_BATCH)]
             yield from rng.sample(cuts, len(cuts))
 
 
-def _optimizers(
-    model: Qwen3ForCausalLM, config: WarmstartConfig
-) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Qwen3ForCausalLM, config: WarmstartConfig) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for embedding and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]

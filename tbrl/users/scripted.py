@@ -43,7 +43,8 @@ def reply_to(context: Mapping[str, object], said: Sequence[str]) -> str:
         return " ".join(told)
     if "?" in last:
         return str(context.get("unknown", "I don't know."))
-    script = list(_mapping_or_list(context.get("script", ())))
+    script = context.get("script", ())
+    assert isinstance(script, list | tuple), "user_context: script must be a list"
     used = sum(_moves_script(context, text) for text in said[:-1])
     if used < len(script):
         return str(script[used])
@@ -78,8 +79,3 @@ def _tell(context: Mapping[str, object], fact: str) -> str:
 
 def _word(word: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
-
-
-def _mapping_or_list(value: object) -> Sequence[object]:
-    assert isinstance(value, list | tuple), "user_context: script must be a list"
-    return value

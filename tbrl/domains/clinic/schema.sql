@@ -12,7 +12,7 @@ CREATE TABLE doctors (
     video INTEGER NOT NULL DEFAULT 0 CHECK (video IN (0, 1))
 );
 CREATE TABLE visits (
-    id INTEGER PRIMARY KEY,
+    id TEXT PRIMARY KEY NOT NULL CHECK (id GLOB 'V[0-9]*'),
     patient_id INTEGER NOT NULL REFERENCES patients (id),
     doctor TEXT NOT NULL REFERENCES doctors (name),
     status TEXT NOT NULL DEFAULT 'booked' CHECK (status IN ('booked', 'cancelled')),
@@ -25,22 +25,22 @@ CREATE TABLE visits (
 );
 CREATE TABLE refills (
     id INTEGER PRIMARY KEY,
-    visit_id INTEGER NOT NULL REFERENCES visits (id),
+    visit_id TEXT NOT NULL REFERENCES visits (id),
     months INTEGER NOT NULL CHECK (months BETWEEN 1 AND 6)
 );
 CREATE TABLE reports (
     id INTEGER PRIMARY KEY,
-    visit_id INTEGER NOT NULL REFERENCES visits (id),
+    visit_id TEXT NOT NULL REFERENCES visits (id),
     channel TEXT NOT NULL CHECK (channel IN ('sms', 'mail'))
 );
 CREATE TABLE fees (
     id INTEGER PRIMARY KEY,
-    visit_id INTEGER NOT NULL REFERENCES visits (id),
+    visit_id TEXT NOT NULL REFERENCES visits (id),
     amount REAL NOT NULL CHECK (amount > 0)
 );
 CREATE TABLE tickets (
     id INTEGER PRIMARY KEY,
-    visit_id INTEGER NOT NULL REFERENCES visits (id),
+    visit_id TEXT NOT NULL REFERENCES visits (id),
     type TEXT NOT NULL CHECK (type IN ('doctor', 'room', 'approval', 'identity')),
     priority TEXT NOT NULL CHECK (priority IN ('low', 'high')),
     tags TEXT NOT NULL DEFAULT '[]',

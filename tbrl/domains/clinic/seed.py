@@ -13,7 +13,7 @@ SEED: dict[str, list[JsonObject]] = {
     ],
     "doctors": [{"name": name} for name in DOCTORS],
     "visits": [
-        {"id": 11, "patient_id": 1, "doctor": "Berg", "hours": 9},
-        {"id": 12, "patient_id": 2, "doctor": "Holm", "hours": 6, "prepaid": 1},
+        {"id": "V11", "patient_id": 1, "doctor": "Berg", "hours": 9},
+        {"id": "V12", "patient_id": 2, "doctor": "Holm", "hours": 6, "prepaid": 1},
     ],
 }

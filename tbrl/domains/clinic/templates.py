@@ -18,6 +18,7 @@ class VisitCase(Case):
     """One visit of one patient."""
 
     domain = "clinic"
+    letter = "V"
 
     def __init__(self, rng: random.Random, task_ref: str, names: Names) -> None:
         super().__init__(rng, task_ref, names)
@@ -32,7 +33,7 @@ class VisitCase(Case):
 
     def patch(self) -> dict[str, list[JsonObject]]:
         patient = {
-            "id": self.id,
+            "id": self.number,
             "name": self.name,
             "pin": self.pin,
             "plan": self.plan,
@@ -42,7 +43,7 @@ class VisitCase(Case):
         doctor = {"name": self.doctor, "away": int(self.away), "video": int(self.video)}
         visit = {
             "id": self.id,
-            "patient_id": self.id,
+            "patient_id": self.number,
             "doctor": self.doctor,
             "hours": self.hours,
             "prepaid": int(self.prepaid),

@@ -11,7 +11,7 @@ from tbrl.errors import ModelError
 OK = {"ok": True}
 
 
-def _visit(world: World, visit_id: int) -> dict[str, Any]:
+def _visit(world: World, visit_id: str) -> dict[str, Any]:
     row = world.one("SELECT * FROM visits WHERE id = ?", visit_id)
     if row is None:
         raise ModelError(f"no visit {visit_id}")
@@ -19,7 +19,7 @@ def _visit(world: World, visit_id: int) -> dict[str, Any]:
 
 
 @tool()
-def get_visit(world: World, visit_id: int) -> dict[str, Any]:
+def get_visit(world: World, visit_id: str) -> dict[str, Any]:
     visit = _visit(world, visit_id)
     rows = world.all("SELECT * FROM doctors WHERE name = ?", visit["doctor"])
     return {
@@ -31,7 +31,7 @@ def get_visit(world: World, visit_id: int) -> dict[str, Any]:
 
 
 @tool()
-def get_patient(world: World, visit_id: int) -> dict[str, Any]:
+def get_patient(world: World, visit_id: str) -> dict[str, Any]:
     patient_id = _visit(world, visit_id)["patient_id"]
     rows = world.all("SELECT * FROM patients WHERE id = ?", patient_id)
     return {
@@ -42,14 +42,14 @@ def get_patient(world: World, visit_id: int) -> dict[str, Any]:
 
 
 @tool()
-def check_pin(world: World, visit_id: int, pin: int) -> dict[str, Any]:
+def check_pin(world: World, visit_id: str, pin: int) -> dict[str, Any]:
     patient_id = _visit(world, visit_id)["patient_id"]
     row = world.one("SELECT pin FROM patients WHERE id = ?", patient_id)
     return {"match": row is not None and row["pin"] == pin}
 
 
 @tool(writes=True)
-def charge_fee(world: World, visit_id: int, amount: float) -> dict[str, Any]:
+def charge_fee(world: World, visit_id: str, amount: float) -> dict[str, Any]:
     _visit(world, visit_id)
     if not amount > 0:
         raise ModelError("amount must be above 0")
@@ -63,7 +63,7 @@ def charge_fee(world: World, visit_id: int, amount: float) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def cancel_visit(world: World, visit_id: int, refund: bool) -> dict[str, Any]:
+def cancel_visit(world: World, visit_id: str, refund: bool) -> dict[str, Any]:
     if _visit(world, visit_id)["status"] == "cancelled":
         raise ModelError("already cancelled")
     world.run(
@@ -73,7 +73,7 @@ def cancel_visit(world: World, visit_id: int, refund: bool) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def move_visit(world: World, visit_id: int, days: int) -> dict[str, Any]:
+def move_visit(world: World, visit_id: str, days: int) -> dict[str, Any]:
     _visit(world, visit_id)
     if not 1 <= days <= 30:
         raise ModelError("days must be 1 to 30")
@@ -83,7 +83,7 @@ def move_visit(world: World, visit_id: int, days: int) -> dict[str, Any]:
 
 @tool(writes=True)
 def book_room(
-    world: World, visit_id: int, floor: Literal["ground", "upper"], video: bool | None = None
+    world: World, visit_id: str, floor: Literal["ground", "upper"], video: bool | None = None
 ) -> dict[str, Any]:
     _visit(world, visit_id)
     world.run(
@@ -93,7 +93,7 @@ def book_room(
 
 
 @tool(writes=True)
-def refill_drug(world: World, visit_id: int, months: int) -> dict[str, Any]:
+def refill_drug(world: World, visit_id: str, months: int) -> dict[str, Any]:
     _visit(world, visit_id)
     if not 1 <= months <= 6:
         raise ModelError("months must be 1 to 6")
@@ -107,7 +107,7 @@ def refill_drug(world: World, visit_id: int, months: int) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def send_report(world: World, visit_id: int, channel: Literal["sms", "mail"]) -> dict[str, Any]:
+def send_report(world: World, visit_id: str, channel: Literal["sms", "mail"]) -> dict[str, Any]:
     _visit(world, visit_id)
     world.run(
         "INSERT INTO reports (id, visit_id, channel) VALUES (?, ?, ?)",
@@ -121,7 +121,7 @@ def send_report(world: World, visit_id: int, channel: Literal["sms", "mail"]) ->
 @tool(writes=True)
 def open_ticket(
     world: World,
-    visit_id: int,
+    visit_id: str,
     type: Literal["doctor", "room", "approval", "identity"],
     priority: Literal["low", "high"],
     tags: list[Literal["pain", "drug", "video"]] | None = None,

@@ -11,7 +11,7 @@ CREATE TABLE lockers (
     resets INTEGER NOT NULL DEFAULT 0 CHECK (resets >= 0)
 );
 CREATE TABLE parcels (
-    id INTEGER PRIMARY KEY,
+    id TEXT PRIMARY KEY NOT NULL CHECK (id GLOB 'P[0-9]*'),
     customer_id INTEGER NOT NULL REFERENCES customers (id),
     locker_id INTEGER NOT NULL REFERENCES lockers (id),
     status TEXT NOT NULL DEFAULT 'stored' CHECK (status IN ('stored', 'sent_back')),
@@ -24,22 +24,22 @@ CREATE TABLE parcels (
 );
 CREATE TABLE codes (
     id INTEGER PRIMARY KEY,
-    parcel_id INTEGER NOT NULL REFERENCES parcels (id),
+    parcel_id TEXT NOT NULL REFERENCES parcels (id),
     channel TEXT NOT NULL CHECK (channel IN ('sms', 'mail'))
 );
 CREATE TABLE fees (
     id INTEGER PRIMARY KEY,
-    parcel_id INTEGER NOT NULL REFERENCES parcels (id),
+    parcel_id TEXT NOT NULL REFERENCES parcels (id),
     amount REAL NOT NULL CHECK (amount > 0)
 );
 CREATE TABLE shipments (
     id INTEGER PRIMARY KEY,
-    parcel_id INTEGER NOT NULL UNIQUE REFERENCES parcels (id),
+    parcel_id TEXT NOT NULL UNIQUE REFERENCES parcels (id),
     wrap INTEGER NOT NULL CHECK (wrap IN (0, 1))
 );
 CREATE TABLE tickets (
     id INTEGER PRIMARY KEY,
-    parcel_id INTEGER NOT NULL REFERENCES parcels (id),
+    parcel_id TEXT NOT NULL REFERENCES parcels (id),
     type TEXT NOT NULL CHECK (type IN ('repair', 'claim', 'payment', 'approval', 'identity')),
     priority TEXT NOT NULL CHECK (priority IN ('low', 'high')),
     tags TEXT NOT NULL DEFAULT '[]',

@@ -13,7 +13,7 @@ SEED: dict[str, list[JsonObject]] = {
     ],
     "lockers": [{"id": number, "site": site} for number, site in enumerate(SITES, start=21)],
     "parcels": [
-        {"id": 11, "customer_id": 1, "locker_id": 21},
-        {"id": 12, "customer_id": 2, "locker_id": 22, "paid": 0},
+        {"id": "P11", "customer_id": 1, "locker_id": 21},
+        {"id": "P12", "customer_id": 2, "locker_id": 22, "paid": 0},
     ],
 }

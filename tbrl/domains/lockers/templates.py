@@ -19,6 +19,7 @@ class ParcelCase(Case):
     """One parcel in one locker."""
 
     domain = "lockers"
+    letter = "P"
 
     def __init__(self, rng: random.Random, task_ref: str, names: Names) -> None:
         super().__init__(rng, task_ref, names)
@@ -31,17 +32,17 @@ class ParcelCase(Case):
         self.insured = self.even()
 
     def patch(self) -> dict[str, list[JsonObject]]:
-        customer = {"id": self.id, "name": self.name, "pin": self.pin}
+        customer = {"id": self.number, "name": self.name, "pin": self.pin}
         locker = {
-            "id": self.id,
+            "id": self.number,
             "site": self.site,
             "power": int(self.power),
             "jammed": int(self.jammed),
         }
         parcel = {
             "id": self.id,
-            "customer_id": self.id,
-            "locker_id": self.id,
+            "customer_id": self.number,
+            "locker_id": self.number,
             "stored": self.stored,
             "paid": int(self.paid),
             "fragile": int(self.fragile),

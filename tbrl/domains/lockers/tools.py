@@ -11,7 +11,7 @@ from tbrl.errors import ModelError
 OK = {"ok": True}
 
 
-def _parcel(world: World, parcel_id: int) -> dict[str, Any]:
+def _parcel(world: World, parcel_id: str) -> dict[str, Any]:
     row = world.one("SELECT * FROM parcels WHERE id = ?", parcel_id)
     if row is None:
         raise ModelError(f"no parcel {parcel_id}")
@@ -19,7 +19,7 @@ def _parcel(world: World, parcel_id: int) -> dict[str, Any]:
 
 
 @tool()
-def get_parcel(world: World, parcel_id: int) -> dict[str, Any]:
+def get_parcel(world: World, parcel_id: str) -> dict[str, Any]:
     row = _parcel(world, parcel_id)
     return {
         "stored": row["stored"],
@@ -30,7 +30,7 @@ def get_parcel(world: World, parcel_id: int) -> dict[str, Any]:
 
 
 @tool()
-def get_locker(world: World, parcel_id: int) -> dict[str, Any]:
+def get_locker(world: World, parcel_id: str) -> dict[str, Any]:
     locker_id = _parcel(world, parcel_id)["locker_id"]
     rows = world.all("SELECT * FROM lockers WHERE id = ?", locker_id)
     return {
@@ -41,14 +41,14 @@ def get_locker(world: World, parcel_id: int) -> dict[str, Any]:
 
 
 @tool()
-def check_pin(world: World, parcel_id: int, pin: int) -> dict[str, Any]:
+def check_pin(world: World, parcel_id: str, pin: int) -> dict[str, Any]:
     customer_id = _parcel(world, parcel_id)["customer_id"]
     row = world.one("SELECT pin FROM customers WHERE id = ?", customer_id)
     return {"match": row is not None and row["pin"] == pin}
 
 
 @tool(writes=True)
-def charge_fee(world: World, parcel_id: int, amount: float) -> dict[str, Any]:
+def charge_fee(world: World, parcel_id: str, amount: float) -> dict[str, Any]:
     _parcel(world, parcel_id)
     if not amount > 0:
         raise ModelError("amount must be above 0")
@@ -62,7 +62,7 @@ def charge_fee(world: World, parcel_id: int, amount: float) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def send_code(world: World, parcel_id: int, channel: Literal["sms", "mail"]) -> dict[str, Any]:
+def send_code(world: World, parcel_id: str, channel: Literal["sms", "mail"]) -> dict[str, Any]:
     _parcel(world, parcel_id)
     world.run(
         "INSERT INTO codes (id, parcel_id, channel) VALUES (?, ?, ?)",
@@ -74,7 +74,7 @@ def send_code(world: World, parcel_id: int, channel: Literal["sms", "mail"]) -> 
 
 
 @tool(writes=True)
-def keep_parcel(world: World, parcel_id: int, days: int) -> dict[str, Any]:
+def keep_parcel(world: World, parcel_id: str, days: int) -> dict[str, Any]:
     _parcel(world, parcel_id)
     if not 1 <= days <= 30:
         raise ModelError("days must be 1 to 30")
@@ -83,7 +83,7 @@ def keep_parcel(world: World, parcel_id: int, days: int) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def return_parcel(world: World, parcel_id: int, wrap: bool) -> dict[str, Any]:
+def return_parcel(world: World, parcel_id: str, wrap: bool) -> dict[str, Any]:
     if _parcel(world, parcel_id)["status"] == "sent_back":
         raise ModelError("already sent back")
     world.run("UPDATE parcels SET status = 'sent_back' WHERE id = ?", parcel_id)
@@ -97,7 +97,7 @@ def return_parcel(world: World, parcel_id: int, wrap: bool) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def move_parcel(world: World, parcel_id: int, size: Literal["small", "large"]) -> dict[str, Any]:
+def move_parcel(world: World, parcel_id: str, size: Literal["small", "large"]) -> dict[str, Any]:
     _parcel(world, parcel_id)
     used = world.all("SELECT DISTINCT locker_id FROM parcels ORDER BY locker_id")
     taken = {row["locker_id"] for row in used}
@@ -114,7 +114,7 @@ def move_parcel(world: World, parcel_id: int, size: Literal["small", "large"]) -
 
 
 @tool(writes=True)
-def reset_locker(world: World, parcel_id: int, force: bool | None = None) -> dict[str, Any]:
+def reset_locker(world: World, parcel_id: str, force: bool | None = None) -> dict[str, Any]:
     locker_id = _parcel(world, parcel_id)["locker_id"]
     added = 2 if force else 1
     world.run("UPDATE lockers SET resets = resets + ? WHERE id = ?", added, locker_id)
@@ -124,7 +124,7 @@ def reset_locker(world: World, parcel_id: int, force: bool | None = None) -> dic
 @tool(writes=True)
 def open_ticket(
     world: World,
-    parcel_id: int,
+    parcel_id: str,
     type: Literal["repair", "claim", "payment", "approval", "identity"],
     priority: Literal["low", "high"],
     tags: list[Literal["damage", "food", "fragile"]] | None = None,

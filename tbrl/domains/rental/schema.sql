@@ -11,7 +11,7 @@ CREATE TABLE items (
     reserved INTEGER NOT NULL DEFAULT 0 CHECK (reserved IN (0, 1))
 );
 CREATE TABLE rentals (
-    id INTEGER PRIMARY KEY,
+    id TEXT PRIMARY KEY NOT NULL CHECK (id GLOB 'R[0-9]*'),
     customer_id INTEGER NOT NULL REFERENCES customers (id),
     item TEXT NOT NULL REFERENCES items (name),
     status TEXT NOT NULL DEFAULT 'out' CHECK (status IN ('out', 'returned')),
@@ -23,22 +23,22 @@ CREATE TABLE rentals (
 );
 CREATE TABLE fees (
     id INTEGER PRIMARY KEY,
-    rental_id INTEGER NOT NULL REFERENCES rentals (id),
+    rental_id TEXT NOT NULL REFERENCES rentals (id),
     amount REAL NOT NULL CHECK (amount > 0)
 );
 CREATE TABLE deliveries (
     id INTEGER PRIMARY KEY,
-    rental_id INTEGER NOT NULL UNIQUE REFERENCES rentals (id),
+    rental_id TEXT NOT NULL UNIQUE REFERENCES rentals (id),
     careful INTEGER NOT NULL CHECK (careful IN (0, 1))
 );
 CREATE TABLE swaps (
     id INTEGER PRIMARY KEY,
-    rental_id INTEGER NOT NULL UNIQUE REFERENCES rentals (id),
+    rental_id TEXT NOT NULL UNIQUE REFERENCES rentals (id),
     express INTEGER NOT NULL CHECK (express IN (0, 1))
 );
 CREATE TABLE tickets (
     id INTEGER PRIMARY KEY,
-    rental_id INTEGER NOT NULL REFERENCES rentals (id),
+    rental_id TEXT NOT NULL REFERENCES rentals (id),
     type TEXT NOT NULL CHECK (type IN ('repair', 'stock', 'fee', 'approval', 'identity')),
     priority TEXT NOT NULL CHECK (priority IN ('low', 'high')),
     tags TEXT NOT NULL DEFAULT '[]',

@@ -13,7 +13,7 @@ SEED: dict[str, list[JsonObject]] = {
     ],
     "items": [{"name": name, "stock": 3} for name in ITEMS],
     "rentals": [
-        {"id": 11, "customer_id": 1, "item": "mower", "deposit": "none"},
-        {"id": 12, "customer_id": 2, "item": "pump", "deposit": "held"},
+        {"id": "R11", "customer_id": 1, "item": "mower", "deposit": "none"},
+        {"id": "R12", "customer_id": 2, "item": "pump", "deposit": "held"},
     ],
 }

@@ -18,6 +18,7 @@ class RentalCase(Case):
     """One rental of one customer."""
 
     domain = "rental"
+    letter = "R"
 
     def __init__(self, rng: random.Random, task_ref: str, names: Names) -> None:
         super().__init__(rng, task_ref, names)
@@ -31,7 +32,7 @@ class RentalCase(Case):
         self.reserved = self.even()
 
     def patch(self) -> dict[str, list[JsonObject]]:
-        customer = {"id": self.id, "name": self.name, "tier": self.tier, "pin": self.pin}
+        customer = {"id": self.number, "name": self.name, "tier": self.tier, "pin": self.pin}
         item = {
             "name": self.item,
             "stock": self.stock,
@@ -40,7 +41,7 @@ class RentalCase(Case):
         }
         rental = {
             "id": self.id,
-            "customer_id": self.id,
+            "customer_id": self.number,
             "item": self.item,
             "late": self.late,
             "deposit": self.deposit,

@@ -11,7 +11,7 @@ from tbrl.errors import ModelError
 OK = {"ok": True}
 
 
-def _rental(world: World, rental_id: int) -> dict[str, Any]:
+def _rental(world: World, rental_id: str) -> dict[str, Any]:
     row = world.one("SELECT * FROM rentals WHERE id = ?", rental_id)
     if row is None:
         raise ModelError(f"no rental {rental_id}")
@@ -19,7 +19,7 @@ def _rental(world: World, rental_id: int) -> dict[str, Any]:
 
 
 @tool()
-def get_rental(world: World, rental_id: int) -> dict[str, Any]:
+def get_rental(world: World, rental_id: str) -> dict[str, Any]:
     row = world.one(
         "SELECT r.*, c.tier FROM rentals r JOIN customers c ON c.id = r.customer_id WHERE r.id = ?",
         rental_id,
@@ -47,14 +47,14 @@ def get_item(world: World, item: str) -> dict[str, Any]:
 
 
 @tool()
-def check_pin(world: World, rental_id: int, pin: int) -> dict[str, Any]:
+def check_pin(world: World, rental_id: str, pin: int) -> dict[str, Any]:
     customer_id = _rental(world, rental_id)["customer_id"]
     row = world.one("SELECT pin FROM customers WHERE id = ?", customer_id)
     return {"match": row is not None and row["pin"] == pin}
 
 
 @tool(writes=True)
-def charge_fee(world: World, rental_id: int, amount: float) -> dict[str, Any]:
+def charge_fee(world: World, rental_id: str, amount: float) -> dict[str, Any]:
     _rental(world, rental_id)
     if not amount > 0:
         raise ModelError("amount must be above 0")
@@ -68,14 +68,14 @@ def charge_fee(world: World, rental_id: int, amount: float) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def waive_fee(world: World, rental_id: int) -> dict[str, Any]:
+def waive_fee(world: World, rental_id: str) -> dict[str, Any]:
     _rental(world, rental_id)
     world.run("UPDATE rentals SET fee_waived = 1 WHERE id = ?", rental_id)
     return OK
 
 
 @tool(writes=True)
-def return_item(world: World, rental_id: int, refund: bool) -> dict[str, Any]:
+def return_item(world: World, rental_id: str, refund: bool) -> dict[str, Any]:
     row = _rental(world, rental_id)
     if row["status"] == "returned":
         raise ModelError("already returned")
@@ -87,7 +87,7 @@ def return_item(world: World, rental_id: int, refund: bool) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def extend_rental(world: World, rental_id: int, days: int) -> dict[str, Any]:
+def extend_rental(world: World, rental_id: str, days: int) -> dict[str, Any]:
     _rental(world, rental_id)
     if not 1 <= days <= 30:
         raise ModelError("days must be 1 to 30")
@@ -96,7 +96,7 @@ def extend_rental(world: World, rental_id: int, days: int) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def swap_item(world: World, rental_id: int, express: bool) -> dict[str, Any]:
+def swap_item(world: World, rental_id: str, express: bool) -> dict[str, Any]:
     _rental(world, rental_id)
     if world.one("SELECT id FROM swaps WHERE rental_id = ?", rental_id):
         raise ModelError("already swapped")
@@ -110,7 +110,7 @@ def swap_item(world: World, rental_id: int, express: bool) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def send_item(world: World, rental_id: int, careful: bool) -> dict[str, Any]:
+def send_item(world: World, rental_id: str, careful: bool) -> dict[str, Any]:
     _rental(world, rental_id)
     if world.one("SELECT id FROM deliveries WHERE rental_id = ?", rental_id):
         raise ModelError("already sent")
@@ -126,7 +126,7 @@ def send_item(world: World, rental_id: int, careful: bool) -> dict[str, Any]:
 @tool(writes=True)
 def open_ticket(
     world: World,
-    rental_id: int,
+    rental_id: str,
     type: Literal["repair", "stock", "fee", "approval", "identity"],
     priority: Literal["low", "high"],
     tags: list[Literal["damage", "fragile", "gold"]] | None = None,
