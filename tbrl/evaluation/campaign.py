@@ -24,7 +24,7 @@ from tbrl.evaluation.coverage import Coverage, Key, coverage_of
 from tbrl.evaluation.jsonl import JsonlWriter, recover_tail
 from tbrl.evaluation.metrics import TaskLabels
 from tbrl.evaluation.results import failure_of, read_rows, row_of
-from tbrl.types import Episode, Failed
+from tbrl.types import Episode, Failed, JsonObject
 
 Run = Callable[[str, int, int], Awaitable[Episode]]
 """run(task_ref, attempt, try_) -> Episode; holds the per-episode deadline."""
@@ -56,7 +56,7 @@ class Campaign:
     def failures_path(self) -> Path:
         return self.path.with_suffix(".failures.jsonl")
 
-    def identity(self) -> dict[str, object]:
+    def identity(self) -> JsonObject:
         """What must not change between a campaign and its resumption."""
         return {"policy": self.policy, "attempts": self.attempts, "tasks": list(self.tasks)}
 
@@ -177,7 +177,7 @@ def _prepare(campaign: Campaign, start: Start) -> int:
     return recover_tail(path)
 
 
-def _check_identity(campaign: Campaign, identity: dict[str, object]) -> None:
+def _check_identity(campaign: Campaign, identity: JsonObject) -> None:
     where = campaign.identity_path
     if not where.exists():
         raise ConfigError(f"{campaign.path}: {where.name} is missing beside it; start another run")
@@ -192,7 +192,7 @@ def _check_identity(campaign: Campaign, identity: dict[str, object]) -> None:
             )
 
 
-def load_identity(path: Path) -> dict[str, object] | None:
+def load_identity(path: Path) -> JsonObject | None:
     """Identity written beside a results file, or None: what its coverage is measured against."""
     where = path.with_suffix(".campaign.json")
     return orjson.loads(where.read_bytes()) if where.exists() else None

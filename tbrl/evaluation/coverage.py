@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from tbrl.errors import ConfigError
-from tbrl.evaluation.metrics import Attempts, TaskLabels
-from tbrl.evaluation.results import ResultRow
 
 Key = tuple[str, int]
 
@@ -65,28 +61,3 @@ def coverage_of(
         failed=tuple(key for key in expected if key in outcome and outcome[key] is None),
         unexpected=tuple(sorted(key for key in outcome if key not in wanted)),
     )
-
-
-def attempts_of(
-    rows: Iterable[ResultRow],
-    where: str,
-    tasks: Sequence[str] = (),
-    attempts: int = 0,
-) -> Attempts:
-    """The complete matrix of a results file, or ConfigError saying what it lacks.
-
-    Without `tasks` and `attempts` the expectation is read from the rows: every task that occurs,
-    as many attempts as the largest attempt number says. Rows stream: only keys are kept.
-    """
-    outcome: dict[Key, bool | None] = {}
-    labels: dict[str, TaskLabels] = {}
-    for row in rows:
-        outcome[row.uid, row.attempt] = row.passed
-        labels.setdefault(row.uid, row.labels)
-    if not outcome:
-        raise ConfigError(f"{where}: no rows; run stage=evaluate first")
-    tasks = tuple(tasks) or tuple(labels)
-    attempts = attempts or 1 + max(attempt for _, attempt in outcome)
-    coverage_of(tasks, attempts, outcome).require(where)
-    passed = np.array([[outcome[task, a] for a in range(attempts)] for task in tasks], dtype=bool)
-    return Attempts(tasks, passed, tuple(labels[task] for task in tasks))

@@ -35,6 +35,10 @@ class TaskLabels:
     """False where one shared rule decides the template (see domains/base.py)."""
     ticket_only: bool | None = None
     """The golden effects touch helpdesk tables only; None = not known."""
+    transfer: bool = False
+    """The domain is a held-out one: none of its tasks was ever trained on."""
+    eval_only: bool = False
+    """Golden differences are shown behind an explicit option only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ results file never holds a number that was not earned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from tbrl.types import Episode, Failed, JsonObject, Scored, Turn
 
 FORMAT = 1
 """Version of the `tbrl` part of a row."""
+
+MAX_ATTEMPTS = 1_000_000
 
 FINISH_REASONS = {"length": "agent_limit", "failed": "agent_error"}
 """Ours that the common vocabulary lacks; every other finish reason is the same word."""
@@ -141,10 +143,21 @@ class ResultRow:
     """None: the row is an error of the system and has no number."""
     policy: str
     """Weights and sampling; empty in foreign files."""
-    labels: TaskLabels
     finish_reason: str
     raw: JsonObject
     """The whole row."""
+
+    @property
+    def labels(self) -> TaskLabels:
+        ours = self.raw.get("tbrl", {})
+        return TaskLabels(
+            domain=str(ours.get("domain", "")),
+            template=str(ours.get("template", "")),
+            ordinary=bool(ours.get("ordinary", True)),
+            ticket_only=ours.get("ticket_only"),
+            transfer=bool(ours.get("transfer", False)),
+            eval_only=bool(ours.get("eval_only", False)),
+        )
 
 
 def parse_row(raw: Any, where: str) -> ResultRow:
@@ -164,21 +177,16 @@ def parse_row(raw: Any, where: str) -> ResultRow:
     attempt = ours.get(
         "attempt", metadata.get("repetition") if isinstance(metadata, dict) else None
     )
-    if not isinstance(attempt, int) or isinstance(attempt, bool) or attempt < 0:
+    if type(attempt) is not int or not 0 <= attempt < MAX_ATTEMPTS:
         raise ConfigError(
-            f"{where}: metadata.repetition must be a number from 0 on, this is {attempt!r}"
+            f"{where}: metadata.repetition must be a number in [0, {MAX_ATTEMPTS}),"
+            f" this is {attempt!r}"
         )
     return ResultRow(
         uid=uid,
         attempt=attempt,
         passed=_passed(raw, where),
-        policy=f"{ours.get('policy', '')}@{ours['policy_version']}" if ours else "",
-        labels=TaskLabels(
-            domain=str(ours.get("domain", "")),
-            template=str(ours.get("template", "")),
-            ordinary=bool(ours.get("ordinary", True)),
-            ticket_only=ours.get("ticket_only"),
-        ),
+        policy=f"{ours.get('policy', '')}@{ours.get('policy_version')}" if ours else "",
         finish_reason=str(ours.get("finish_reason", raw.get("finish_reason", ""))),
         raw=raw,
     )
@@ -214,31 +222,41 @@ def _kind(value: Any) -> str:
     return "missing" if value is None else f"a {type(value).__name__}"
 
 
-def read_rows(path: Path) -> Iterable[ResultRow]:
+def read_rows(path: Path) -> Iterator[ResultRow]:
     """Stream a results file. ConfigError with one line for a truncated, duplicated, mixed-version,
-    non-UTF-8 or foreign file: nothing is skipped."""
+    non-UTF-8 or foreign file: nothing is skipped. Memory: one row, and one bit per key."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such results file; run stage=evaluate first")
-    line_of: dict[tuple[str, int], int] = {}
-    policy: tuple[str, int] | None = None
+    seen: dict[str, int] = {}
+    policy: str | None = None
+    name = str(path)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            where = f"{path}:{number}"
+            where = f"{name}:{number}"
             if not line.strip():
                 raise ConfigError(f"{where}: empty line; a results file has one row a line")
             row = parse_row(decode_line(line, where), where)
-            key = (row.uid, row.attempt)
-            if key in line_of:
+            attempts, this = seen.get(row.uid, 0), 1 << row.attempt
+            if attempts & this:
+                first = next(n for n, key in _keys(path) if key == (row.uid, row.attempt))
                 raise ConfigError(
-                    f"{where}: duplicate of line {line_of[key]}: {row.uid} attempt {row.attempt};"
+                    f"{where}: duplicate of line {first}: {row.uid} attempt {row.attempt};"
                     " keep one of them"
                 )
-            line_of[key] = number
+            seen[row.uid] = attempts | this
             if policy is None:
-                policy = (row.policy, number)
-            if row.policy != policy[0]:
+                policy = row.policy
+            if row.policy != policy:
                 raise ConfigError(
                     f"{where}: mixed versions: policy {row.policy or '(none)'} here,"
-                    f" {policy[0] or '(none)'} on line {policy[1]}; evaluate one policy per file"
+                    f" {policy or '(none)'} on line 1; evaluate one policy per file"
                 )
             yield row
+
+
+def _keys(path: Path) -> Iterator[tuple[int, tuple[str, int]]]:
+    """(line number, key) of each row; used to say where a duplicate's twin is."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            row = parse_row(decode_line(line, f"{path}:{number}"), f"{path}:{number}")
+            yield number, (row.uid, row.attempt)

@@ -1,0 +1,334 @@
+"""Charts of the report: inline SVG on a small canvas, coloured by the page's CSS variables.
+
+Written by hand rather than by a plotting library so that one file works in light and dark, scales
+with the page, uses its typeface, and answers a pointer with the exact number (`<title>`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from math import ceil, floor, log10
+
+BEFORE, AFTER = "var(--before)", "var(--after)"
+SERIES = (BEFORE, AFTER, "var(--s3)", "var(--s4)", "var(--s5)", "var(--s6)")
+
+Format = Callable[[float], str]
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def plain(value: float) -> str:
+    """Short decimal: 1,200 / 0.25 / 3e-05."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers covering [low, high]."""
+    span = (high - low) or abs(high) or 1.0
+    raw = span / count
+    power = 10.0 ** floor(log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first = ceil(low / step - 1e-9)
+    last = floor(high / step + 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+@dataclass(slots=True)
+class Canvas:
+    """A plot area with linear axes. x and y are data coordinates, px and py pixels."""
+
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    width: int = 640
+    height: int = 300
+    left: int = 52
+    right: int = 16
+    top: int = 14
+    bottom: int = 42
+    parts: list[str] = field(default_factory=list)
+
+    def px(self, x: float) -> float:
+        low, high = self.x_range
+        return self.left + (x - low) / ((high - low) or 1.0) * (self.width - self.left - self.right)
+
+    def py(self, y: float) -> float:
+        low, high = self.y_range
+        inside = self.height - self.top - self.bottom
+        return self.top + (1 - (y - low) / ((high - low) or 1.0)) * inside
+
+    def add(self, tag: str, title: str = "", text: str = "", **attributes: object) -> None:
+        """One element; `title` is its tooltip."""
+        body = (f"<title>{escape(title)}</title>" if title else "") + escape(text)
+        listed = " ".join(
+            f'{name.rstrip("_").replace("_", "-")}="{_number(value)}"'
+            for name, value in attributes.items()
+        )
+        self.parts.append(f"<{tag} {listed}>{body}</{tag}>" if body else f"<{tag} {listed}/>")
+
+    def text(
+        self, x: float, y: float, text: str, anchor: str = "middle", css: str = "tick"
+    ) -> None:
+        self.add("text", text=text, x=x, y=y, text_anchor=anchor, class_=css)
+
+    def path(self, points: Sequence[tuple[float, float]], color: str, **attributes: object) -> None:
+        """A line through data points."""
+        steps = " L".join(f"{self.px(x):.1f} {self.py(y):.1f}" for x, y in points)
+        attributes = {"stroke_width": 2, **attributes}
+        self.add("path", d=f"M{steps}", fill="none", stroke=color, **attributes)  # type: ignore
+
+    def x_axis(self, values: Sequence[float], show: Format = plain, label: str = "") -> None:
+        for value in values:
+            self.text(self.px(value), self.height - self.bottom + 18, show(value))
+        if label:
+            middle = (self.left + self.width - self.right) / 2
+            self.text(middle, self.height - 4, label, css="axis")
+
+    def y_axis(self, values: Sequence[float], show: Format = plain, label: str = "") -> None:
+        for value in values:
+            y = self.py(value)
+            self.add("line", x1=self.left, x2=self.width - self.right, y1=y, y2=y, class_="grid")
+            self.text(self.left - 8, y + 4, show(value), "end")
+        if label:
+            self.text(self.left, self.top - 2, label, "start", "axis")
+
+    def svg(self, label: str) -> str:
+        """The finished chart; `label` is read by screen readers."""
+        return (
+            f'<svg class="chart" viewBox="0 0 {self.width} {self.height}" role="img"'
+            f' aria-label="{escape(label)}">{"".join(self.parts)}</svg>'
+        )
+
+
+def _number(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else escape(str(value))
+
+
+# ---------------------------------------------------------------- charts
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One named line."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    color: str = AFTER
+    dashed: bool = False
+
+
+def line_chart(
+    series: Sequence[Series],
+    x_label: str = "",
+    y_show: Format = plain,
+    y_range: tuple[float, float] | None = None,
+    markers: bool = False,
+    width: int = 640,
+    height: int = 300,
+) -> str:
+    """Lines over a common x axis; a single series needs no legend."""
+    xs = [x for s in series for x, _ in s.points]
+    ys = [y for s in series for _, y in s.points]
+    low, high = y_range or padded(ys)
+    canvas = Canvas((min(xs), max(xs)), (low, high), width, height)
+    canvas.y_axis(ticks(low, high, 4), y_show)
+    canvas.x_axis(ticks(min(xs), max(xs), 6 if width > 400 else 4), label=x_label)
+    for s in series:
+        canvas.path(s.points, s.color, stroke_dasharray="5 4" if s.dashed else "none")
+        for x, y in s.points if markers else ():
+            canvas.add(
+                "circle",
+                f"{s.name}: {plain(x)}, {y_show(y)}",
+                cx=canvas.px(x),
+                cy=canvas.py(y),
+                r=3 if len(xs) < 60 else 2,
+                fill=s.color,
+            )
+    return canvas.svg(", ".join(s.name for s in series))
+
+
+def padded(values: Sequence[float]) -> tuple[float, float]:
+    """The range of values with a little air; from 0 where all are at least 0."""
+    low, high = min(values), max(values)
+    air = 0.08 * ((high - low) or abs(high) or 1.0)
+    return (0.0 if low >= 0 else low - air), high + air
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A category before and after; each (value, low, high) or None."""
+
+    name: str
+    before: tuple[float, float, float] | None
+    after: tuple[float, float, float] | None
+    note: str = ""
+
+
+def dumbbells(pairs: Sequence[Pair], show: Format = percent, width: int = 760) -> str:
+    """One row per category: from the hollow dot before to the full dot after, with intervals."""
+    row, left = 34, 190
+    canvas = Canvas((0.0, 1.0), (0.0, 1.0), width, 30 + row * len(pairs) + 26, left, 96, 30, 26)
+    for value in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x = canvas.px(value)
+        canvas.add("line", x1=x, x2=x, y1=22, y2=canvas.height - 26, class_="grid")
+        canvas.text(x, canvas.height - 8, show(value))
+    for i, pair in enumerate(pairs):
+        _dumbbell(canvas, pair, 30 + row * i + row / 2, show)
+    return canvas.svg("before and after by category")
+
+
+def _dumbbell(canvas: Canvas, pair: Pair, y: float, show: Format) -> None:
+    canvas.text(canvas.left - 14, y + 4, shorten(pair.name, 26), "end", "name")
+    ends = ((pair.before, BEFORE, y - 4), (pair.after, AFTER, y + 4))
+    for point, color, at in ends:
+        if point is not None and point[2] > point[1]:
+            low, high = canvas.px(point[1]), canvas.px(point[2])
+            canvas.add("line", x1=low, x2=high, y1=at, y2=at, stroke=color, class_="interval")
+    if pair.before and pair.after:
+        low, high = canvas.px(pair.before[0]), canvas.px(pair.after[0])
+        canvas.add("line", x1=low, x2=high, y1=y, y2=y, class_="bridge")
+        change = 100 * (pair.after[0] - pair.before[0])
+        css = "rise" if change > 0 else "fall" if change < 0 else "tick"
+        canvas.text(canvas.width - 8, y + 4, f"{change:+.1f} pp".replace("-", "−"), "end", css)
+    for point, color, _ in ends:
+        if point is not None:
+            title = (
+                f"{pair.name}: {100 * point[0]:.1f} % [{100 * point[1]:.1f}, {100 * point[2]:.1f}]"
+            )
+            hollow = color == BEFORE
+            canvas.add(
+                "circle",
+                f"{title} {pair.note}".strip(),
+                cx=canvas.px(point[0]),
+                cy=y,
+                r=6,
+                fill="var(--card)" if hollow else color,
+                stroke=color,
+                stroke_width=2.5,
+            )
+
+
+def shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One named set of bar heights."""
+
+    name: str
+    heights: Sequence[float]
+    color: str
+
+
+def grouped_bars(
+    labels: Sequence[str], sets: Sequence[Bars], y_label: str = "", height: int = 280
+) -> str:
+    """Bars side by side per label (one set: plain bars); counts above short bars."""
+    top = max((h for s in sets for h in s.heights), default=1.0) or 1.0
+    canvas = Canvas((0.0, float(len(labels))), (0.0, top * 1.1), 640, height, top=22)
+    canvas.y_axis(ticks(0.0, top * 1.1, 4), label=y_label)
+    slot = canvas.px(1.0) - canvas.px(0.0)
+    bar = slot * 0.76 / len(sets)
+    for i, label in enumerate(labels):
+        canvas.text(canvas.px(i + 0.5), canvas.height - canvas.bottom + 18, label)
+        for j, s in enumerate(sets):
+            x, y = canvas.px(i) + slot * 0.12 + j * bar, canvas.py(s.heights[i])
+            floor_y = canvas.py(0.0)
+            title = f"{label} {s.name}: {plain(s.heights[i])}"
+            canvas.add(
+                "rect", title, x=x, y=y, width=bar * 0.92, height=floor_y - y, rx=2, fill=s.color
+            )
+            if s.heights[i] and len(labels) <= 8:
+                canvas.text(x + bar * 0.46, y - 5, plain(s.heights[i]), css="value")
+    return canvas.svg(", ".join(s.name for s in sets))
+
+
+def stacked_bars(xs: Sequence[float], sets: Sequence[Bars], x_label: str = "") -> str:
+    """Stacked bars, one per x: phases of a step, verdicts of groups."""
+    totals = [sum(s.heights[i] for s in sets) for i in range(len(xs))]
+    top = max(totals, default=1.0) or 1.0
+    canvas = Canvas((0.0, float(len(xs))), (0.0, top * 1.05))
+    canvas.y_axis(ticks(0.0, top * 1.05, 4))
+    slot = canvas.px(1.0) - canvas.px(0.0)
+    every = max(1, ceil(len(xs) / 10))
+    for i, x in enumerate(xs):
+        base = 0.0
+        if i % every == 0:
+            canvas.text(canvas.px(i + 0.5), canvas.height - canvas.bottom + 18, plain(x))
+        for s in sets:
+            low, high = canvas.py(base), canvas.py(base + s.heights[i])
+            title = f"{x_label} {plain(x)}, {s.name}: {plain(s.heights[i])}"
+            canvas.add(
+                "rect",
+                title,
+                x=canvas.px(i) + slot * 0.06,
+                y=high,
+                width=slot * 0.88,
+                height=low - high,
+                fill=s.color,
+            )
+            base += s.heights[i]
+    canvas.text(
+        (canvas.left + canvas.width - canvas.right) / 2, canvas.height - 4, x_label, css="axis"
+    )
+    return canvas.svg(", ".join(s.name for s in sets))
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """One point of a scatter plot."""
+
+    x: float
+    y: float
+    size: float
+    """Radius in pixels."""
+    title: str
+    color: str = AFTER
+    label: str = ""
+
+
+def before_after_scatter(dots: Sequence[Dot]) -> str:
+    """Success rate after against before, one bubble per pair of rates; above the line is better."""
+    canvas = Canvas((-0.04, 1.04), (-0.04, 1.04), 460, 440)
+    corner = [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)]
+    points = " ".join(f"{canvas.px(x):.1f},{canvas.py(y):.1f}" for x, y in corner)
+    canvas.add("polygon", points=points, class_="better")
+    values = (0.0, 0.25, 0.5, 0.75, 1.0)
+    canvas.y_axis(values, percent, "after")
+    canvas.x_axis(values, percent, "before")
+    canvas.path([(0.0, 0.0), (1.0, 1.0)], "var(--muted)", stroke_width=1, stroke_dasharray="4 4")
+    for dot in dots:
+        canvas.add(
+            "circle",
+            dot.title,
+            cx=canvas.px(dot.x),
+            cy=canvas.py(dot.y),
+            r=dot.size,
+            fill=dot.color,
+            class_="bubble",
+        )
+    return canvas.svg("success rate per task, before and after")
+
+
+def labelled_scatter(
+    dots: Sequence[Dot], x_label: str, y_label: str, y_show: Format = percent
+) -> str:
+    """Few named points, e.g. runs by cost and dependability."""
+    x_high = max(dot.x for dot in dots) * 1.25 or 1.0
+    y_high = max(dot.y for dot in dots) * 1.25 or 0.1
+    canvas = Canvas((0.0, x_high), (0.0, y_high), top=24)
+    canvas.y_axis(ticks(0.0, y_high, 4), y_show, y_label)
+    canvas.x_axis(ticks(0.0, x_high, 5), label=x_label)
+    for dot in dots:
+        x, y = canvas.px(dot.x), canvas.py(dot.y)
+        canvas.add("circle", dot.title, cx=x, cy=y, r=dot.size, fill=dot.color)
+        canvas.text(x + dot.size + 6, y + 4, dot.label, "start", "name")
+    return canvas.svg(f"{y_label} against {x_label}")
