@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tbrl.errors import BackendFailure, ConfigError
 from tbrl.evaluation import metrics
+from tbrl.evaluation.aggregate import aggregate
 from tbrl.evaluation.campaign import Campaign, run_campaign
-from tbrl.evaluation.coverage import attempts_of, coverage_of
-from tbrl.evaluation.results import read_rows
+from tbrl.evaluation.coverage import coverage_of
 from tbrl.types import Failed
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +67,7 @@ async def test_a_failure_is_run_again_and_leaves_no_trace_in_the_numbers(tmp_pat
     }
     report = await run_campaign(troubled, FakeRun({**table, **failing}))
     assert (report.progress.failures, report.progress.recovered) == (3, 2)
-    one, two = (attempts_of(read_rows(job.path), "x") for job in (calm, troubled))
+    one, two = (aggregate(job.path).attempts() for job in (calm, troubled))
     order = [two.tasks.index(task) for task in one.tasks]
     assert (one.passed == two.passed[order]).all()
     noted = [orjson.loads(line) for line in troubled.failures_path.open("rb")]
@@ -84,11 +84,11 @@ async def test_a_failure_that_stays_gives_no_headline_until_repaired(tmp_path):
     assert report.progress.gave_up == [("d/refund/0", 2)]
     assert report.coverage.missing == (("d/refund/0", 2),)
     with pytest.raises(ConfigError, match=r"11 of 12 attempts scored, 1 missing .*no headline"):
-        attempts_of(read_rows(job.path), "results", list(LABELS), 4)
+        aggregate(job.path).attempts(list(LABELS), 4)
     repaired = FakeRun()
     report = await run_campaign(job, repaired, "repair")
     assert repaired.calls == [("d/refund/0", 2, 0)] and report.coverage.exact
-    assert metrics.pass_at_1(attempts_of(read_rows(job.path), "results")) == 1 / 12
+    assert metrics.pass_at_1(aggregate(job.path).attempts()) == 1 / 12
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,7 +5,7 @@ import pytest
 from evaluation_helpers import LABELS, episode_of, scored
 
 from tbrl.errors import ConfigError
-from tbrl.evaluation.coverage import attempts_of
+from tbrl.evaluation.aggregate import aggregate
 from tbrl.evaluation.jsonl import JsonlWriter
 from tbrl.evaluation.results import read_rows, row_of
 from tbrl.types import Failed
@@ -77,7 +77,7 @@ def test_a_failed_episode_has_no_row():
 def test_a_minimal_foreign_row_is_read(tmp_path):
     foreign = {"uid": "f.py:t", "messages": [], "test_result": {"result": True, "reward": 1.0}}
     rows = [{**foreign, "metadata": {"repetition": r}} for r in range(2)]
-    assert attempts_of(read_rows(file_of(tmp_path, rows)), "f").passed.tolist() == [[True, True]]
+    assert aggregate(file_of(tmp_path, rows)).attempts().passed.tolist() == [[True, True]]
 
 
 def test_a_truncated_file_is_named(tmp_path):
@@ -138,10 +138,10 @@ def test_system_errors_in_a_foreign_file_forbid_the_headline(tmp_path):
     }
     path = file_of(tmp_path, [good, bad, judge])
     with pytest.raises(ConfigError, match=r"1 of 3 attempts scored, 2 failed .*no headline"):
-        attempts_of(read_rows(path), "f")
+        aggregate(path).attempts()
 
 
 def test_rows_nobody_asked_for_forbid_the_headline(tmp_path):
     path = file_of(tmp_path, [row(), row("d/refund/1")])
     with pytest.raises(ConfigError, match=r"1 unexpected \(e.g. d/refund/1 attempt 0\)"):
-        attempts_of(read_rows(path), "f", ["d/refund/0"], 1)
+        aggregate(path).attempts(["d/refund/0"], 1)
