@@ -1,6 +1,5 @@
 """Errors, typed by who must act on them. Each is raised at one boundary and never swallowed."""
 
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """What crosses the boundaries between parts: frozen dataclasses, one line under each field.
 
-    Task = PublicTask (what the rollout side may see) + GradingSpec (what only the grader holds)
-    Episode = one conversation as token ids + its record + its outcome
-    EpisodeGroup = the episodes of one task at one (step, slot, attempt)
-    GroupSummary = what the controller sees of a group; the payload stays in the object store
+Task = PublicTask (what the rollout side may see) + GradingSpec (what only the grader holds)
+Episode = one conversation as token ids + its record + its outcome
+EpisodeGroup = the episodes of one task at one (step, slot, attempt)
+GroupSummary = what the controller sees of a group; the payload stays in the object store
 """
 
 from __future__ import annotations

@@ -82,13 +82,11 @@ def _numbers(config: Config) -> None:
     }
     for key, value in positive.items():
         _require(value > 0, f"{key}={value:g}: must be above 0")
-    _require(0 <= a.speculation, f"algorithm.speculation={a.speculation}: must be 0 or more")
+    _require(a.speculation >= 0, f"algorithm.speculation={a.speculation}: must be 0 or more")
     for key, value in (("rollout.top_p", r.top_p), ("evaluation.top_p", e.top_p)):
         _require(0 < value <= 1, f"{key}={value:g}: must be above 0 and at most 1; 1 turns it off")
     rate = r.failure_rate_limit
-    _require(
-        0 <= rate <= 1, f"rollout.failure_rate_limit={rate:g}: is a share, from 0 to 1"
-    )
+    _require(0 <= rate <= 1, f"rollout.failure_rate_limit={rate:g}: is a share, from 0 to 1")
 
 
 def _choices(config: Config) -> None:

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from types import TracebackType
 
+from tbrl.actors.actor import spawn
 from tbrl.actors.fleet import Loaded, RolloutFleet
 from tbrl.actors.learner import LearnerRanks, LearnerSettings
 from tbrl.actors.placement import Placement
@@ -21,7 +22,7 @@ from tbrl.types import Task
 
 
 class Cluster:
-    """Use as `async with Cluster(config, tasks) as cluster`. Golden data goes to the grader only."""
+    """Use as `async with Cluster(config, tasks)`. Golden data goes to the grader only."""
 
     def __init__(self, config: Config, tasks: list[Task], policy: str = "") -> None:
         """`policy` is the folder that the engines start with; default: `model.path`."""
@@ -46,12 +47,9 @@ class Cluster:
     async def _start(self) -> None:
         config = self.config
         self._placement.reserve()
-        pools = [
-            SandboxPool.remote(config.sandbox)  # type: ignore[attr-defined]
-            for _ in range(config.topology.sandbox_pools)
-        ]
-        user = UserSimulator.remote(config.user)  # type: ignore[attr-defined]
-        grader = RewardGrader.remote(self.tasks, config.judge)  # type: ignore[attr-defined]
+        pools = [spawn(SandboxPool, config.sandbox) for _ in range(config.topology.sandbox_pools)]
+        user = spawn(UserSimulator, config.user)
+        grader = spawn(RewardGrader, self.tasks, config.judge)
         settings = RolloutSettings(
             model_path=self.policy,
             model=config.model,

@@ -16,6 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
+from tbrl.actors.actor import spawn
 from tbrl.actors.rollout_worker import EngineLost, RolloutSettings, RolloutWorker
 from tbrl.errors import BackendFailure
 from tbrl.schedule import Assignment
@@ -77,8 +78,8 @@ class RolloutFleet:
         await asyncio.gather(*(self._started(w.actor) for w in self._workers))
 
     def _spawn(self, index: int) -> ActorHandle:
-        actor_class = RolloutWorker.options(**self._options(index))  # type: ignore[attr-defined]
-        return actor_class.remote(self._settings, *self._arguments)
+        options = self._options(index)
+        return spawn(RolloutWorker, self._settings, *self._arguments, options=options)
 
     async def _started(self, actor: ActorHandle) -> None:
         await self._within(
@@ -94,6 +95,8 @@ class RolloutFleet:
         task = self._tasks[assignment.task_ref]
 
         async def once(worker: _Worker) -> tuple[GroupSummary, Any]:
+            summary: Any
+            group: Any
             summary, group = worker.actor.run_group.options(num_returns=2).remote(
                 assignment, task, policy_version
             )
@@ -112,7 +115,7 @@ class RolloutFleet:
         task, version = self._tasks[task_ref], self.loaded.version
 
         async def once(worker: _Worker) -> Episode:
-            run = worker.actor.run_attempt.remote(
+            run: Any = worker.actor.run_attempt.remote(
                 task, purpose, root, attempt, tries, sampling, version
             )
             return await self._within(run, self._deadline(worker), "an attempt hangs")
@@ -208,7 +211,7 @@ class RolloutFleet:
 
     async def stop(self) -> None:
         """Shut the engines down; their processes must not outlive the run."""
-        stops = [actor.stop.remote() for actor in self.actors]
+        stops: list[Any] = [actor.stop.remote() for actor in self.actors]
         await asyncio.wait([asyncio.ensure_future(_quiet(s)) for s in stops], timeout=20)
         for actor in self.actors:
             ray.kill(actor)

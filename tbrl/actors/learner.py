@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from tbrl.actors.actor import actor, spawn
 from tbrl.config import AlgorithmConfig, CheckpointConfig, ModelConfig, TopologyConfig
 from tbrl.controller import LearnerReport
 from tbrl.engine.weights import SentWeights, ShmSender, VllmSender, WeightEcho, WeightSender
@@ -42,7 +43,8 @@ class LearnerSettings:
 
 
 class RayEngineControl:
-    """engine.weights.EngineControl over actor handles: every call to all engines, with a deadline."""
+    """engine.weights.EngineControl over actor handles; every call goes to all engines and has a
+    deadline."""
 
     def __init__(self, engines: list[ActorHandle]) -> None:
         self._engines = engines
@@ -64,7 +66,7 @@ class RayEngineControl:
         return self._all("end_update", version)
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
+@actor()
 class LearnerRank:
     """One rank of the learner."""
 
@@ -148,7 +150,11 @@ class LearnerRank:
     def save(self, step: int, extra: JsonObject) -> None:
         s = self._settings
         self._learner.save(
-            s.checkpoints, step, extra, keep=s.checkpoint.keep, asynchronous=s.checkpoint.asynchronous
+            s.checkpoints,
+            step,
+            extra,
+            keep=s.checkpoint.keep,
+            asynchronous=s.checkpoint.asynchronous,
         )
 
     def load(self, folder: str) -> JsonObject:
@@ -184,8 +190,7 @@ class LearnerRanks:
         self._engines: Callable[[], list[ActorHandle]] = list
         self._stale = False
         self.actors: list[ActorHandle] = [
-            LearnerRank.options(**options(rank)).remote(settings, rank)  # type: ignore[attr-defined]
-            for rank in range(self._world)
+            spawn(LearnerRank, settings, rank, options=options(rank)) for rank in range(self._world)
         ]
 
     async def start(self, engines: Callable[[], list[ActorHandle]]) -> None:
@@ -256,8 +261,8 @@ class LearnerRanks:
         """`gently` waits for a pending checkpoint; otherwise only shared memory is cleaned."""
         if gently:
             await self._all("stop", 120)
-        for actor in self.actors:
-            ray.kill(actor)
+        for rank in self.actors:
+            ray.kill(rank)
 
     async def _all(self, method: str, seconds: float, *arguments: Any) -> list[Any]:
         calls = [getattr(actor, method).remote(*arguments) for actor in self.actors]
@@ -272,4 +277,3 @@ class LearnerRanks:
             raise BackendFailure(
                 "deadline", "learner", f"{what}: no answer in {seconds:g} s"
             ) from None
-

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ray
-
+from tbrl.actors.actor import actor
 from tbrl.records.episodes import EpisodeWriter
 from tbrl.types import EpisodeGroup
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
+@actor()
 class Recorder:
     def write_step(
         self, path: str, fates: list[str], *groups: EpisodeGroup
@@ -24,9 +23,7 @@ class Recorder:
         return digests, writer.sha256
 
 
-def write_step(
-    recorder: Any, path: Path, groups: list[tuple[str, Any]]
-) -> Any:
+def write_step(recorder: Any, path: Path, groups: list[tuple[str, Any]]) -> Any:
     """Reference of the result; `groups` are (fate, reference of the payload)."""
     fates = [fate for fate, _ in groups]
     return recorder.write_step.remote(str(path), fates, *(group for _, group in groups))

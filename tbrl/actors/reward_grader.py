@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ray
-
+from tbrl.actors.actor import actor
 from tbrl.config import JudgeConfig
 from tbrl.rewards.build import build_grader
 from tbrl.types import Outcome, Task, TerminalState
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
+@actor(restarts=-1)
 class RewardGrader:
     def __init__(self, tasks: list[Task], judge: JudgeConfig) -> None:
         self._grader = build_grader(tasks, judge)

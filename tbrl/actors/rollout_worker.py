@@ -10,9 +10,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray.actor import ActorHandle
 
+from tbrl.actors.actor import actor
 from tbrl.actors.remote import RemoteGrader, RemoteSandbox, RemoteUser
 from tbrl.config import EngineConfig, ModelConfig, RolloutConfig, TopologyConfig
 from tbrl.engine.environment import apply, engine_environment
@@ -45,7 +45,7 @@ class RolloutSettings:
     group_size: int
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=4096)
+@actor(concurrency=4096)
 class RolloutWorker:
     def __init__(
         self,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import ray
-
+from tbrl.actors.actor import actor
 from tbrl.config import SandboxConfig
 from tbrl.errors import BackendFailure
 from tbrl.interfaces import SandboxSession
@@ -13,7 +12,7 @@ from tbrl.sandbox.build import build_sandbox
 from tbrl.types import JsonObject, PublicTask, TerminalState, ToolResult, ToolSpec
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=4096)
+@actor(restarts=-1, concurrency=4096)
 class SandboxPool:
     """Addresses the sandbox's sessions by id for other processes.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ray
-
+from tbrl.actors.actor import actor
 from tbrl.config import UserConfig
 from tbrl.types import PublicTask, Turn
 from tbrl.users.build import build_user
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
+@actor(restarts=-1)
 class UserSimulator:
     """Stateless: a restart loses nothing."""
 

@@ -34,7 +34,9 @@ class WeightDigest:
             weighted += int((chunk * index).sum())
         self._entries[name] = f"{tensor.dtype}{tuple(tensor.shape)}{plain}:{weighted}"
 
-    def tap(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def tap(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass weights through, adding each on the way."""
         for name, tensor in weights:
             self.add(name, tensor)

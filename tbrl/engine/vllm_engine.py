@@ -47,6 +47,7 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         on_gpu = topology.device != "cpu"
+        dtype: Any = model.engine_dtype
         placement: dict[str, Any] = (
             {
                 "gpu_memory_utilization": engine.gpu_memory_utilization,
@@ -57,7 +58,7 @@ class VllmEngine:
         )
         args = AsyncEngineArgs(
             model=model_path,
-            dtype=model.engine_dtype,
+            dtype=dtype,
             max_model_len=engine.max_model_len,
             max_num_seqs=engine.max_num_seqs,
             # A seeded request whose prefill is cut kills the engine on CPU, and cutting would
@@ -109,31 +110,30 @@ class VllmEngine:
         request_id = f"turn-{next(self._requests)}"
         version = self.policy_version
         final = None
+        prompt = tokens_input(list(prompt_ids))
         try:
-            async for final in self._llm.generate(
-                tokens_input(list(prompt_ids)), params, request_id
-            ):
-                pass
+            async for output in self._llm.generate(prompt, params, request_id):
+                final = output
         except EngineDeadError as error:
             self.dead = True
             raise BackendFailure("engine", "vllm", str(error) or "the engine died") from error
         if final is None:
             raise BackendFailure("engine", "vllm", "the request ended without output")
-        output = final.outputs[0]
-        if output.finish_reason == "abort":
+        sampled = final.outputs[0]
+        if sampled.finish_reason == "abort":
             raise BackendFailure("engine", "vllm", "the request was aborted")
-        ids = tuple(output.token_ids)
-        if output.logprobs is None or len(output.logprobs) != len(ids):
+        ids = tuple(sampled.token_ids)
+        if sampled.logprobs is None or len(sampled.logprobs) != len(ids):
             raise InvariantError("vLLM returned tokens without a behaviour logprob for each")
         logprobs = tuple(
-            float(table[token].logprob) for table, token in zip(output.logprobs, ids, strict=True)
+            float(table[token].logprob) for table, token in zip(sampled.logprobs, ids, strict=True)
         )
         if self.policy_version != version:
             raise InvariantError(f"weights changed from version {version} during a turn")
         return Generation(
             ids=ids,
             logprobs=logprobs,
-            finish_reason="length" if output.finish_reason == "length" else "stop",
+            finish_reason="length" if sampled.finish_reason == "length" else "stop",
             policy_version=version,
             cached_tokens=final.num_cached_tokens or 0,
         )

@@ -91,7 +91,13 @@ class VllmSender:
     """`ipc` or `nccl`: vLLM's trainer-side transfer engine drives the round trip. GPU only."""
 
     def __init__(
-        self, control: EngineControl, rank: int, backend: str, world_size: int, address: str, port: int
+        self,
+        control: EngineControl,
+        rank: int,
+        backend: str,
+        world_size: int,
+        address: str,
+        port: int,
     ) -> None:
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -112,7 +118,7 @@ class VllmSender:
         self._engine: Any = None
 
     def send(self, weights: NamedWeights, version: int) -> SentWeights | None:
-        source = _TappedSource(weights)
+        source: Any = _TappedSource(weights)
         if self._engine is None:
             from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 

@@ -51,8 +51,9 @@ class ShmWeightTransfer(WeightTransferEngine[ShmInit, ShmUpdate]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: ShmUpdate) -> None:
+        model: Any = self.model
         with safe_open(update_info.path, framework="pt", device="cpu") as file:
-            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+            model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)

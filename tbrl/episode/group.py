@@ -57,7 +57,9 @@ async def run_group(
         wasted += sum(len(episodes[key].response_ids) for key in pending)
     ordered = tuple(episodes[key] for key in keys)
     group = EpisodeGroup(step, slot, attempt, task_ref, ordered)
-    return GroupResult(group, summarise(group, tuple(retried), wasted, time.perf_counter() - started))
+    return GroupResult(
+        group, summarise(group, tuple(retried), wasted, time.perf_counter() - started)
+    )
 
 
 def summarise(

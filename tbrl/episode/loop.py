@@ -117,7 +117,10 @@ class _Conversation:
     async def play(self) -> tuple[FinishReason, TerminalState, Outcome]:
         with self._clock("tools"):
             self._session = await self._within(
-                self._parts.sandbox.open(self._task), self._config.turn_deadline_s, "backend", "open"
+                self._parts.sandbox.open(self._task),
+                self._config.turn_deadline_s,
+                "backend",
+                "open",
             )
         self._interpreter = self._parts.interpreter_for(self._session)
         self._begin()
@@ -237,7 +240,9 @@ class _Conversation:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise BackendFailure("deadline", where, f"{kind} did not answer in {seconds:g} s") from None
+            raise BackendFailure(
+                "deadline", where, f"{kind} did not answer in {seconds:g} s"
+            ) from None
 
     # ------------------------------------------------------------ tokens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tbrl.actors.actor import spawn
 from tbrl.actors.recorder import Recorder, write_step
 from tbrl.config import Config
 from tbrl.controller import StepRecord
@@ -25,7 +26,7 @@ class StepRecorder:
         self._config = config
         self._view = view
         self._digest = digest
-        self._recorder = Recorder.remote()  # type: ignore[attr-defined]
+        self._recorder = spawn(Recorder)
         self._metrics = JsonlWriter(run.metrics)
         self._ledger = JsonlWriter(run.ledger)
         self._receipts = JsonlWriter(run.receipts)

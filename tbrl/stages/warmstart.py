@@ -20,8 +20,13 @@ def main(config: Config) -> None:
             phases: dict[str, int] = {}
 
             def show(
-                phase: str, done: int, total: int, loss: float, view: RunView = view,
-                phases: dict[str, int] = phases, name: str = name,
+                phase: str,
+                done: int,
+                total: int,
+                loss: float,
+                view: RunView = view,
+                phases: dict[str, int] = phases,
+                name: str = name,
             ) -> None:
                 stage = f"{name}: {phase}"
                 if stage not in phases:
