@@ -217,7 +217,9 @@ class Controller:
         while not self._schedule.complete:
             done, _ = await asyncio.wait(state.running, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda t: _by_slot(state.running[t])):
-                self._receive(state, state.running.pop(task), *task.result())
+                assignment = state.running.pop(task, None)
+                if assignment is not None:  # else recalled by a group of the same wake-up
+                    self._receive(state, assignment, *task.result())
             self._check_failures(state)
             self._dispatch(state)
 

@@ -2,7 +2,7 @@
 
     python -m tbrl.launch                                  the six stages on the embedded tasks
     python -m tbrl.launch stage=evaluate run=first         one stage
-    python -m tbrl.launch dry_run=true topology=h100x24    print configuration and plan, start nothing
+    python -m tbrl.launch dry_run=true topology=h100x24    print configuration and plan only
     python -m tbrl.launch -m stage=curate curation.boundaries=[...],[...]     a sweep
 
 Errors of the user are one line on stderr and exit code 2; a failed run is one line and exit code

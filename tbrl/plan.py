@@ -4,10 +4,10 @@ Memory is an estimate from the model's own numbers (safetensors headers, config.
 
     engine weights      parameters x bytes of engine_dtype / tensor_parallel
     KV cache            2 x layers x kv heads x head dim x bytes, a token, / tensor_parallel
-    learner state       float32 master, gradient and two AdamW moments: 16 bytes a parameter / world
+    learner state       float32 master, gradient and two AdamW moments: 16 bytes each / world
     gathered layer      one layer in compute dtype (FSDP gathers layer by layer)
-    activations         about 34 x hidden bytes a token and layer in 16 bit (Korthikanti et al. 2022,
-                        arXiv:2205.05198, without attention scores), or 2 x hidden with checkpointing
+    activations         about 34 x hidden bytes a token and layer in 16 bit (Korthikanti et al.
+                        2022, arXiv:2205.05198, without attention scores); checkpointing: 2 x
     logits              head_chunk x vocabulary x 4 bytes x 3 (logits, softmax, gradient)
 """
 
@@ -123,9 +123,9 @@ def memory(config: Config, numbers: ModelNumbers) -> list[Need]:
     longest = config.rollout.max_episode_tokens * kv_token / t.tensor_parallel / GIB
     if weights + longest > budget:
         raise ConfigError(
-            f"engine.gpu_memory_utilization={engine.gpu_memory_utilization:g} gives {budget:.0f} GiB "
-            f"a GPU; weights {weights:.1f} + one episode of {config.rollout.max_episode_tokens} "
-            f"tokens {longest:.1f} GiB do not fit: raise topology.tensor_parallel"
+            f"engine.gpu_memory_utilization={engine.gpu_memory_utilization:g} gives {budget:.0f} "
+            f"GiB a GPU; weights {weights:.1f} + one episode {longest:.1f} GiB do not fit: raise "
+            "topology.tensor_parallel or lower rollout.max_episode_tokens"
         )
     rollout = {"engine weights": weights, "KV cache": budget - weights}
     state = {
@@ -146,8 +146,8 @@ def check_fits(needs: list[Need]) -> None:
         if need.total > need.limit:
             largest = max(need.parts, key=lambda part: need.parts[part])
             raise ConfigError(
-                f"phase {need.phase!r} needs {need.total:.1f} GiB of {need.place} memory, there are "
-                f"{need.limit:.1f}; most is {largest} ({need.parts[largest]:.1f} GiB)"
+                f"phase {need.phase!r} needs {need.total:.1f} GiB of {need.place} memory, there "
+                f"are {need.limit:.1f}; most is {largest} ({need.parts[largest]:.1f} GiB)"
             )
 
 

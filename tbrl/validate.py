@@ -153,7 +153,8 @@ def _topology(config: Config) -> None:
     )
     _require(
         t.gpus_per_node % t.tensor_parallel == 0,
-        f"topology.tensor_parallel={t.tensor_parallel} does not divide {t.gpus_per_node} GPUs a node",
+        f"topology.tensor_parallel={t.tensor_parallel} does not divide the "
+        f"{t.gpus_per_node} GPUs of a node",
     )
 
 

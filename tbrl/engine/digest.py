@@ -13,13 +13,15 @@ from collections.abc import Iterable, Iterator
 import torch
 import xxhash
 
+Named = tuple[str, torch.Tensor]
+
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 1 << 24
 _PERIOD = 65521  # prime, so that swapped blocks of any usual size change the weighted sum
 
 
 class WeightDigest:
-    """Accumulates over `add(name, tensor)`; order-independent, since each entry is keyed by name."""
+    """Accumulates over `add(name, tensor)`; entries are keyed by name, so order is free."""
 
     def __init__(self) -> None:
         self._entries: dict[str, str] = {}
@@ -34,9 +36,7 @@ class WeightDigest:
             weighted += int((chunk * index).sum())
         self._entries[name] = f"{tensor.dtype}{tuple(tensor.shape)}{plain}:{weighted}"
 
-    def tap(
-        self, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def tap(self, weights: Iterable[Named]) -> Iterator[Named]:
         """Pass weights through, adding each on the way."""
         for name, tensor in weights:
             self.add(name, tensor)

@@ -28,9 +28,7 @@ def training_seeds(root: int, key: EpisodeKey, salt: int) -> EpisodeSeeds:
     )
 
 
-def attempt_seeds(
-    purpose: str, root: int, task_ref: str, attempt: int, salt: int
-) -> EpisodeSeeds:
+def attempt_seeds(purpose: str, root: int, task_ref: str, attempt: int, salt: int) -> EpisodeSeeds:
     """`purpose` is `probe` or `evaluate`: the same task and attempt number differ between them."""
     turn = {"probe": probe_seed, "evaluate": evaluation_seed}[purpose]
     counters = (root, task_ref, attempt)
