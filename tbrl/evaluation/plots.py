@@ -14,6 +14,9 @@ from math import ceil, floor, log10
 BEFORE, AFTER = "var(--before)", "var(--after)"
 SERIES = (BEFORE, AFTER, "var(--s3)", "var(--s4)", "var(--s5)", "var(--s6)")
 
+WIDE, HALF, THIRD = 960, 460, 290
+"""Widths that charts have on the page, in pixels: type is then the same size everywhere."""
+
 Format = Callable[[float], str]
 
 
@@ -47,7 +50,7 @@ class Canvas:
 
     x_range: tuple[float, float]
     y_range: tuple[float, float]
-    width: int = 640
+    width: int = WIDE
     height: int = 300
     left: int = 52
     right: int = 16
@@ -101,8 +104,10 @@ class Canvas:
 
     def svg(self, label: str) -> str:
         """The finished chart; `label` is read by screen readers."""
+        narrow, wide = 0.6 * self.width, 1.3 * self.width  # type stays legible on any screen
         return (
             f'<svg class="chart" viewBox="0 0 {self.width} {self.height}" role="img"'
+            f' style="min-width:{narrow:.0f}px;max-width:{wide:.0f}px"'
             f' aria-label="{escape(label)}">{"".join(self.parts)}</svg>'
         )
 
@@ -130,7 +135,7 @@ def line_chart(
     y_show: Format = plain,
     y_range: tuple[float, float] | None = None,
     markers: bool = False,
-    width: int = 640,
+    width: int = WIDE,
     height: int = 300,
 ) -> str:
     """Lines over a common x axis; a single series needs no legend."""
@@ -171,9 +176,9 @@ class Pair:
     note: str = ""
 
 
-def dumbbells(pairs: Sequence[Pair], show: Format = percent, width: int = 760) -> str:
+def dumbbells(pairs: Sequence[Pair], show: Format = percent, width: int = WIDE) -> str:
     """One row per category: from the hollow dot before to the full dot after, with intervals."""
-    row, left = 34, 190
+    row, left = 31, 210
     canvas = Canvas((0.0, 1.0), (0.0, 1.0), width, 30 + row * len(pairs) + 26, left, 96, 30, 26)
     for value in (0.0, 0.25, 0.5, 0.75, 1.0):
         x = canvas.px(value)
@@ -229,11 +234,11 @@ class Bars:
 
 
 def grouped_bars(
-    labels: Sequence[str], sets: Sequence[Bars], y_label: str = "", height: int = 280
+    labels: Sequence[str], sets: Sequence[Bars], y_label: str = "", height: int = 260
 ) -> str:
     """Bars side by side per label (one set: plain bars); counts above short bars."""
     top = max((h for s in sets for h in s.heights), default=1.0) or 1.0
-    canvas = Canvas((0.0, float(len(labels))), (0.0, top * 1.1), 640, height, top=22)
+    canvas = Canvas((0.0, float(len(labels))), (0.0, top * 1.1), HALF, height, 40, 4, 24, 28)
     canvas.y_axis(ticks(0.0, top * 1.1, 4), label=y_label)
     slot = canvas.px(1.0) - canvas.px(0.0)
     bar = slot * 0.76 / len(sets)
@@ -251,14 +256,20 @@ def grouped_bars(
     return canvas.svg(", ".join(s.name for s in sets))
 
 
-def stacked_bars(xs: Sequence[float], sets: Sequence[Bars], x_label: str = "") -> str:
+def stacked_bars(
+    xs: Sequence[float],
+    sets: Sequence[Bars],
+    x_label: str = "",
+    width: int = WIDE,
+    height: int = 300,
+) -> str:
     """Stacked bars, one per x: phases of a step, verdicts of groups."""
     totals = [sum(s.heights[i] for s in sets) for i in range(len(xs))]
     top = max(totals, default=1.0) or 1.0
-    canvas = Canvas((0.0, float(len(xs))), (0.0, top * 1.05))
+    canvas = Canvas((0.0, float(len(xs))), (0.0, top * 1.05), width, height)
     canvas.y_axis(ticks(0.0, top * 1.05, 4))
     slot = canvas.px(1.0) - canvas.px(0.0)
-    every = max(1, ceil(len(xs) / 10))
+    every = max(1, ceil(len(xs) * 46 / width))
     for i, x in enumerate(xs):
         base = 0.0
         if i % every == 0:
@@ -297,7 +308,7 @@ class Dot:
 
 def before_after_scatter(dots: Sequence[Dot]) -> str:
     """Success rate after against before, one bubble per pair of rates; above the line is better."""
-    canvas = Canvas((-0.04, 1.04), (-0.04, 1.04), 460, 440)
+    canvas = Canvas((-0.04, 1.04), (-0.04, 1.04), HALF, 430)
     corner = [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)]
     points = " ".join(f"{canvas.px(x):.1f},{canvas.py(y):.1f}" for x, y in corner)
     canvas.add("polygon", points=points, class_="better")
@@ -324,7 +335,7 @@ def labelled_scatter(
     """Few named points, e.g. runs by cost and dependability."""
     x_high = max(dot.x for dot in dots) * 1.25 or 1.0
     y_high = max(dot.y for dot in dots) * 1.25 or 0.1
-    canvas = Canvas((0.0, x_high), (0.0, y_high), top=24)
+    canvas = Canvas((0.0, x_high), (0.0, y_high), HALF, 290, top=24)
     canvas.y_axis(ticks(0.0, y_high, 4), y_show, y_label)
     canvas.x_axis(ticks(0.0, x_high, 5), label=x_label)
     for dot in dots:

@@ -107,7 +107,7 @@ def effort(run: RunResults) -> dict[str, str]:
         return plots.plain(value / total.rows) if total.rows and value else "–"
 
     def money(value: float | None) -> str:
-        return "–" if value is None else f"{value:,.2f}"
+        return "–" if value is None else f"{value:,.2f}" if value >= 1 else f"{value:.2g}"
 
     return {
         "scored": f"{total.scored:,}",

@@ -58,7 +58,7 @@ def curves(report: Report) -> list[tuple[str, str]]:
 
 
 def _curve(caption: str, points: list[tuple[float, float]], show: plots.Format, large: bool) -> str:
-    width, height = (760, 300) if large else (360, 190)
+    width, height = (plots.WIDE, 300) if large else (plots.THIRD, 180)
     if not large or len(points) < 8:
         return plots.line_chart(
             [Series(caption, points)],
@@ -90,22 +90,30 @@ VERDICTS = (("accepted", AFTER), ("zero_variance", BEFORE), ("failed", "var(--ba
 
 def phase_chart(report: Report) -> str:
     """Wall seconds of each step by phase."""
-    return _stack([s.get("seconds", {}) for s in report.steps], report, PHASES)
+    rows = [step.get("seconds", {}) for step in report.steps]
+    return _stack(rows, report, PHASES, plots.WIDE, 280)
 
 
 def verdict_chart(report: Report) -> str:
     """Groups of each step by verdict."""
-    return _stack(report.steps, report, VERDICTS)
+    return _stack(report.steps, report, VERDICTS, plots.THIRD, 156)
 
 
-def _stack(rows: Sequence[JsonObject], report: Report, parts: Sequence[tuple[str, str]]) -> str:
+def _stack(
+    rows: Sequence[JsonObject],
+    report: Report,
+    parts: Sequence[tuple[str, str]],
+    width: int,
+    height: int,
+) -> str:
     if not rows:
         return ""
     sets = [
         Bars(name.replace("_", " "), [float(row.get(name, 0.0)) for row in rows], color)
         for name, color in parts
     ]
-    return plots.stacked_bars([step["step"] + 1 for step in report.steps], sets, "step")
+    xs = [step["step"] + 1 for step in report.steps]
+    return plots.stacked_bars(xs, sets, "step", width, height)
 
 
 # ---------------------------------------------------------------- before and after
@@ -149,12 +157,12 @@ def _parts(
 
 def rate_histogram(report: Report) -> str:
     """Tasks by success rate, ten bins; always and never are bins of their own."""
-    labels = ["0", "1–19", "20–39", "40–59", "60–79", "80–99", "100 %"]
+    labels = ["never", "< 20", "< 40", "< 60", "< 80", "< 100 %", "always"]
     runs = complete_runs(report)[:3]
     if not runs:
         return ""
     sets = [Bars(run.name, _bins(run), color_of(report, run)) for run in runs]
-    return plots.grouped_bars(labels, sets, "tasks")
+    return plots.grouped_bars(labels, sets, "tasks", height=400)
 
 
 def _bins(run: RunResults) -> list[float]:
