@@ -190,4 +190,6 @@ class VllmEngine:
         await self._llm.wake_up()
 
     def shutdown(self) -> None:
+        """End the engine core's process."""
         self._llm.shutdown()
+        self._llm = None
