@@ -179,7 +179,7 @@ def _return_task(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         ToolInteraction("set_loan", {"loan_id": loan, "status": "lost", "fine": 12.5}),
         ToolInteraction("open_ticket", {"subject": "lost book", "priority": "low"}),
     )
-    rubrics = ("Does the final message mention 12.5?",)
+    rubrics = ('Does the final message mention "12.5"?',)
     return Drafted(Task(public, GradingSpec(task_ref, golden, rubrics)))
 
 

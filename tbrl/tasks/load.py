@@ -43,7 +43,8 @@ def load_tasks(config: TasksConfig, split: str) -> list[Task]:
     if config.source == _EMBEDDED:
         tasks = _embedded(config, split)
     else:
-        tasks = [t for t in read_source(Path(config.source)) if t.public.split in ("", split)]
+        wanted = ("", "heldout", "transfer") if split == "heldout" else ("", split)
+        tasks = [t for t in read_source(Path(config.source)) if t.public.split in wanted]
     if split != "heldout":
         refuse_eval_only(tasks, f"tasks.source={config.source}")
         tasks = _selected(tasks, config)
