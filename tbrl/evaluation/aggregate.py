@@ -6,7 +6,7 @@ on both kinds of file (few long rows, many short ones), and it alone can name th
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +49,7 @@ class Aggregate:
     tokens: dict[str, dict[str, int]] = field(default_factory=dict)
     """{role: {input, cached, output}}, all attempts together."""
     agent_turns: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Wall seconds by phase, all attempts together."""
     finish_reasons: Counter[str] = field(default_factory=Counter)
     attribution: Counter[str] = field(default_factory=Counter)
@@ -80,8 +80,9 @@ class Aggregate:
         self.agent_turns += ours.get("agent_turns", 0)
         for role, used in ours.get("tokens", {}).items():
             self._add_tokens(role, used)
+        sums = self.seconds
         for phase, seconds in ours.get("seconds", {}).items():
-            self.seconds[phase] += seconds
+            sums[phase] += seconds
 
     def _add_foreign_usage(self, row: ResultRow) -> None:
         for used in row.raw.get("usage") or ():
@@ -98,9 +99,12 @@ class Aggregate:
         self.seconds["total"] += row.raw.get("metadata", {}).get("execution_time", 0.0)
 
     def _add_tokens(self, role: str, used: dict[str, int]) -> None:
-        total = self.tokens.setdefault(role, {"input": 0, "cached": 0, "output": 0})
-        for kind, count in used.items():
-            total[kind] += count
+        total = self.tokens.get(role)
+        if total is None:
+            total = self.tokens[role] = {"input": 0, "cached": 0, "output": 0}
+        total["input"] += used.get("input", 0)
+        total["cached"] += used.get("cached", 0)
+        total["output"] += used.get("output", 0)
 
     # ------------------------------------------------------------ what it says
 
