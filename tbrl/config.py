@@ -276,10 +276,13 @@ class WarmstartConfig:
     """How the tiny policies are rebuilt."""
 
     output: str = ""
-    steps: int = 2500
     copy_steps: int = 400
-    """Steps of copy exercises before them."""
-    demonstrations: int = 24000
+    """Copy exercises come first: a short training learns to copy record ids only with them."""
+    steps: int = 700
+    """Updates of the base policy, one micro-batch a domain each."""
+    refine_steps: int = 300
+    """Further updates, on clean demonstrations, that make the reference policy of the base."""
+    demonstrations: int = 20000
     """Expert conversations over the compact size of all domains."""
     learning_rate: float = 4e-3
     seed: int = 0

@@ -19,7 +19,7 @@ DIGITS = 3
 ENTRIES = 4
 FILLER = 6
 """Most filler tokens before an entry."""
-ROWS = 48
+ROWS = 32
 
 
 def copy_loss(model: Qwen3ForCausalLM, exercise: tuple[Tensor, Tensor]) -> Tensor:
@@ -32,7 +32,8 @@ def copy_loss(model: Qwen3ForCausalLM, exercise: tuple[Tensor, Tensor]) -> Tenso
 
 def copy_exercise(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple[Tensor, Tensor]:
     """Ids [ROWS, T] and the mask of the copied digits; rows are cut to a common length."""
-    digits = [tokenizer.convert_tokens_to_ids(str(d)) for d in range(10)]
+    vocabulary = tokenizer.get_vocab()
+    digits = [vocabulary[str(d)] for d in range(10)]
     others = [i for i in range(len(tokenizer)) if i not in digits]
     rows = [_row(digits, others, rng) for _ in range(ROWS)]
     length = min(len(ids) for ids, _ in rows)

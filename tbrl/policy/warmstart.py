@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from tbrl.config import WarmstartConfig
 from tbrl.domains.base import Domain, Names
@@ -33,10 +33,12 @@ from tbrl.policy.tokenizer import chat_template, padded_vocab, train_tokenizer
 Progress = Callable[[str, int, int, float], None]
 """(phase, done, total, loss so far)."""
 
-VOCABULARY = 1024
+NOISE = {"base": 0.33, "reference": 0.0}
+"""Probability of a wrong branch at each decision, by shipped policy."""
+VOCABULARY = 1536
 CORPUS = 3000
 """Conversations that the tokenizer is trained on."""
-MICRO_BATCH = 16
+MICRO_BATCH = 12
 """Conversations of one scenario a micro-batch; a step has one micro-batch a domain."""
 BUCKET = 8
 """Micro-batches that are cut from conversations sorted by length."""
@@ -63,22 +65,34 @@ def warmstart(
     out_dir: Path,
     noise: float,
     on_progress: Progress | None = None,
+    start: Path | None = None,
     domains: Sequence[Domain] | None = None,
 ) -> Metrics:
-    """Train a policy and write it to `out_dir` as a Hugging Face folder in bfloat16."""
+    """Train a policy and write it to `out_dir` as a Hugging Face folder in bfloat16.
+
+    From nothing: tokenizer, copy exercises, `config.steps` steps. With `start`, an earlier warm
+    start's folder: its tokenizer and weights, `config.refine_steps` steps. `domains` defaults to
+    all that have a compact size.
+    """
     started = time.perf_counter()
     report = on_progress or (lambda phase, done, total, loss: None)
-    domains = all_domains() if domains is None else domains
+    if domains is None:
+        domains = [d for d in all_domains() if "compact" in d.sizes]
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    tokenizer = _tokenizer(domains, config.seed)
+    if start is None:
+        tokenizer = _tokenizer(domains, config.seed)
+        model = Qwen3ForCausalLM(model_config(tokenizer))
+        _learn_to_copy(model, tokenizer, config, report)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(start)
+        model = Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32)
+    steps = config.steps if start is None else config.refine_steps
     demos, right = _demonstrations(domains, tokenizer, config, noise, report)
-    model = Qwen3ForCausalLM(model_config(tokenizer))
-    _learn_to_copy(model, tokenizer, config, report)
-    losses = _train(model, demos, config, report)
+    losses = _train(model, demos, config, steps, report)
     _save(model, tokenizer, out_dir)
     return Metrics(
-        steps=config.steps,
+        steps=steps,
         demonstrations=len(demos),
         right_share=right,
         loss=sum(losses[-50:]) / len(losses[-50:]),
@@ -111,7 +125,7 @@ def _tokenizer(domains: Sequence[Domain], seed: int) -> Any:
     nobody = Names("nobody", first=("X",), last=("Y",), ids=names_of("warmstart").ids)
     plain = train_tokenizer([""], 0, chat_template())
     texts = [
-        plain.apply_chat_template(list(c.messages), tools=list(c.tools), tokenize=False)
+        str(plain.apply_chat_template(list(c.messages), tools=list(c.tools), tokenize=False))
         for c in conversations(domains, nobody, CORPUS, noise=0.5, seed=seed)
     ]
     return train_tokenizer(texts, VOCABULARY, chat_template())
@@ -154,6 +168,7 @@ def _train(
     model: Qwen3ForCausalLM,
     demos: Sequence[Demonstration],
     config: WarmstartConfig,
+    steps: int,
     report: Progress,
 ) -> list[float]:
     optimizers = _optimizers(model, config)
@@ -161,13 +176,13 @@ def _train(
     losses: list[float] = []
     model.train()
     batches = _batches(demos, config.seed)
-    for step in range(config.steps):
-        scale = _schedule(step / config.steps)
+    for step in range(steps):
+        scale = _schedule(step / steps)
         for optimizer, rates in zip(optimizers, base_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * scale
         losses.append(_step(model, next(batches), optimizers))
-        report("training", step + 1, config.steps, losses[-1])
+        report("training", step + 1, steps, losses[-1])
     return losses
 
 
@@ -198,7 +213,7 @@ def loss_sum(model: Qwen3ForCausalLM, batch: Sequence[Demonstration]) -> Tensor:
     """Summed negative log-likelihood of the assistant tokens of conversations of one scenario."""
     prefix = torch.from_numpy(batch[0].prefix)[None]
     length = max(len(d.ids) for d in batch)
-    ids = torch.full((len(batch), length), model.config.pad_token_id)
+    ids = torch.zeros((len(batch), length), dtype=torch.long)
     mask = torch.zeros((len(batch), length), dtype=torch.bool)
     for row, demo in enumerate(batch):
         ids[row, : len(demo.ids)] = torch.from_numpy(demo.ids)
@@ -264,5 +279,5 @@ def _save(model: Qwen3ForCausalLM, tokenizer: Any, out_dir: Path) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model.to(torch.bfloat16).save_pretrained(out_dir)
+    model.bfloat16().save_pretrained(out_dir)
     tokenizer.save_pretrained(out_dir)

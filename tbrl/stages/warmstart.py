@@ -34,7 +34,8 @@ def main(config: Config) -> None:
                     view.begin(stage, total)
                 view.update(stage, done, f"loss {loss:.3f}" if loss else "")
 
-            metrics = warmstart(config.warmstart, root / name, noise, show)
+            start = root / "base" if name == "reference" else None
+            metrics = warmstart(config.warmstart, root / name, noise, show, start)
         console.print(
             f"{name}: {metrics.parameters / 1e6:.2f}M parameters, {metrics.demonstrations} "
             f"demonstrations ({metrics.right_share:.0%} right), loss {metrics.loss:.3f}, "

@@ -139,7 +139,7 @@ def _extend(template: str, case: RentalCase, days: int) -> Drafted:
 
 
 def waive_fee(rng: random.Random, task_ref: str, names: Names) -> Drafted:
-    """At most three days late and gold: waive. Otherwise a fee ticket."""
+    """Over three days late: a fee ticket, high. Not gold: a fee ticket. Otherwise waive."""
     case = RentalCase(rng, task_ref, names)
     case.late = rng.choice([rng.randint(1, 3), rng.randint(1, 3), rng.randint(4, 9)])
 
@@ -152,7 +152,7 @@ def waive_fee(rng: random.Random, task_ref: str, names: Names) -> Drafted:
             yield call("waive_fee", rental_id=case.id)
             yield say(ALL_DONE)
         else:
-            yield case.ticket("fee", False)
+            yield case.ticket("fee", not short)
             yield say(TICKET_OPEN)
 
     query = case.ask(
