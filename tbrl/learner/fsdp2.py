@@ -112,6 +112,8 @@ class Fsdp2Learner:
         self.optimizer = self._optimizer()
         self.sums: list[TokenSums] = []
         self.open = False
+        self.forwarded = False
+        """A forward has begun: the sharding has per-iteration state to reset after an abort."""
 
     # ------------------------------------------------------------ construction
 
@@ -219,6 +221,7 @@ class Fsdp2Learner:
             assert self.reference is not None
             with torch.no_grad():
                 reference = self.reference(batch, (full,))[0].logprobs
+        self.forwarded = True
         scores = self.model(batch, wanted)
         dtype = scores[0].logprobs.dtype
         loss_input = LossInput(
@@ -248,7 +251,7 @@ class Fsdp2Learner:
         sums = self._total_sums()
         live = sums.tokens if self.settings.loss.kl_coefficient > 0 else sums.signal_tokens
         if live == 0 or divisor == 0:
-            self.abort_step()
+            self._close()
             return StepStats(False, 0.0, sums)
         norm = self._grad_norm() / divisor
         if not norm < float("inf"):
@@ -260,15 +263,27 @@ class Fsdp2Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.abort_step()
+        self._close()
         return StepStats(True, norm, sums)
 
     def abort_step(self) -> None:
-        """Drop what was accumulated; the step can begin again."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Drop what was accumulated; the step can begin again. Each rank by itself."""
         if self.sharded:
+            self.model.zero_grad(set_to_none=True)  # while gathered: the unsharded gradients
+            for unit in self._units(self.model):
+                for group in unit._get_fsdp_state()._fsdp_param_groups:
+                    for parameter in group.fsdp_params:
+                        # Low precision adds up here; no public call drops it.
+                        parameter.unsharded_accumulated_grad = None
+            if self.forwarded:
+                self._units(self.model)[0].reset_iter_state()
             if self.settings.own_pace:
                 self._hold(False)
+        self._close()
+
+    def _close(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.sharded:
             for unit in self._units(self.model):
                 unit.reshard()
         self.open = False

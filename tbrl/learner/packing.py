@@ -73,9 +73,9 @@ class PackedBatch:
     behaviour_logprobs: Tensor
     """float32 [N]"""
     advantages: Tensor
-    """float32 [N]"""
+    """float64 [N]"""
     weights: Tensor
-    """float32 [N]"""
+    """float64 [N]"""
 
     @property
     def tokens(self) -> int:
@@ -210,10 +210,8 @@ class _Layout:
             rows=_int64(np.concatenate(self.rows)),
             targets=_int64(targets),
             behaviour_logprobs=torch.from_numpy(behaviour.astype(np.float32)),
-            advantages=torch.tensor(
-                np.repeat([s.advantage for s in self.sequences], counts)
-            ).float(),
-            weights=torch.tensor(np.repeat([s.weight for s in self.sequences], counts)).float(),
+            advantages=_repeated([s.advantage for s in self.sequences], counts),
+            weights=_repeated([s.weight for s in self.sequences], counts),
         )
 
 
@@ -226,10 +224,14 @@ def dummy_batch(device: torch.device | str = "cpu") -> PackedBatch:
         rows=torch.zeros(1, dtype=torch.int64),
         targets=torch.zeros(1, dtype=torch.int64),
         behaviour_logprobs=torch.zeros(1),
-        advantages=torch.zeros(1),
-        weights=torch.zeros(1),
+        advantages=torch.zeros(1, dtype=torch.float64),
+        weights=torch.zeros(1, dtype=torch.float64),
     ).to(device)
 
 
 def _int64(values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
+
+
+def _repeated(values: list[float], counts: list[int]) -> Tensor:
+    return torch.from_numpy(np.repeat(np.asarray(values, np.float64), counts))
