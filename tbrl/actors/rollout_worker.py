@@ -75,12 +75,12 @@ class RolloutWorker:
         self._slots = asyncio.Semaphore(settings.rollout.concurrency)
         sandbox, user, grader = self._remote
 
+        base = Interpreter(tokenizer, (), settings.model.tool_format, renderer.reasoning_preopened)
+
         def interpreter_for(session: SandboxSession) -> Interpreter:
             names = tuple(tool.name for tool in session.tools)
             if names not in self._interpreters:
-                self._interpreters[names] = Interpreter(
-                    tokenizer, session.tools, settings.model.tool_format
-                )
+                self._interpreters[names] = base.with_tools(session.tools)
             return self._interpreters[names]
 
         self._parts = Parts(self._engine, sandbox, user, grader, renderer, interpreter_for)
