@@ -33,7 +33,7 @@ from tbrl.config import AlgorithmConfig, CheckpointConfig, RolloutConfig
 from tbrl.errors import TbrlError
 from tbrl.ledger import LedgerRow, StepLedger
 from tbrl.schedule import Assignment, Event, Fate, SlotSchedule
-from tbrl.types import GroupSummary, JsonObject
+from tbrl.types import Failed, GroupSummary, JsonObject
 
 GroupReference = Any
 """Where a group's payload is; the controller never opens it."""
@@ -114,6 +114,10 @@ class _Step:
     adding: list[asyncio.Task[None]] = field(default_factory=list)
     committed: list[Assignment] = field(default_factory=list)
     fates: dict[Assignment, Fate] = field(default_factory=dict)
+    failures: list[Failed] = field(default_factory=list)
+    """Failed runs of episodes so far, repaired ones included."""
+    scored: int = 0
+    """Scored episodes so far."""
 
 
 class Controller:
@@ -216,10 +220,12 @@ class Controller:
         self._dispatch(state)
         while not self._schedule.complete:
             done, _ = await asyncio.wait(state.running, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=lambda t: _by_slot(state.running[t])):
-                assignment = state.running.pop(task, None)
-                if assignment is not None:  # else recalled by a group of the same wake-up
-                    self._receive(state, assignment, *task.result())
+            # Taken out together: the first may cancel another that has answered as well.
+            arrivals = sorted(
+                ((state.running.pop(task), task) for task in done), key=_first_by_slot
+            )
+            for assignment, task in arrivals:
+                self._receive(state, assignment, *task.result())
             self._check_failures(state)
             self._dispatch(state)
 
@@ -234,6 +240,8 @@ class Controller:
     ) -> None:
         state.arrived[assignment] = (summary, group)
         state.ledger.received(assignment, summary)
+        state.failures += (*summary.failures, *summary.retried)
+        state.scored += len(summary.rewards)
         mean = sum(summary.rewards) / len(summary.rewards) if summary.rewards else None
         events = self._schedule.resolve(assignment, summary.verdict, mean)
         state.ledger.settle(events)
@@ -253,15 +261,12 @@ class Controller:
 
     def _check_failures(self, state: _Step) -> None:
         """A backend that is down must stop the run, not keep it busy."""
-        summaries = [summary for summary, _ in state.arrived.values()]
-        failed = [f for s in summaries for f in (*s.failures, *s.retried)]
-        runs = len(failed) + sum(len(s.rewards) for s in summaries)
-        if len(failed) > self._rollout.failure_rate_limit * max(
-            runs, self._algorithm.group_size * 2
-        ):
-            last = failed[-1]
+        failed, runs = len(state.failures), len(state.failures) + state.scored
+        least = self._algorithm.group_size * 2
+        if failed > self._rollout.failure_rate_limit * max(runs, least):
+            last = state.failures[-1]
             raise TooManyFailures(
-                f"step {state.number}: {len(failed)} of {runs} episodes failed, above "
+                f"step {state.number}: {failed} of {runs} episodes failed, above "
                 f"rollout.failure_rate_limit={self._rollout.failure_rate_limit:g}; "
                 f"last: {last.kind} in {last.where}: {last.detail}"
             )
@@ -305,6 +310,10 @@ class Controller:
         if self._alternate:
             await self._learner.offload()
         return sync
+
+
+def _first_by_slot(arrival: tuple[Assignment, object]) -> tuple[int, int]:
+    return _by_slot(arrival[0])
 
 
 def _by_slot(assignment: Assignment) -> tuple[int, int]:
