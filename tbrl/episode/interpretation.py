@@ -93,7 +93,10 @@ class Interpreter:
         )
         self.reasoning_preopened = reasoning_preopened
         self._decode = tokenizer.backend_tokenizer.decode
-        self._control = _control_pattern(tokenizer)
+        self.control_tokens = _control_tokens(tokenizer)
+        """Texts of the special tokens that no output should hold but at its end."""
+        pattern = "|".join(map(re.escape, self.control_tokens))
+        self._control = re.compile(pattern) if pattern else None
         self._types = parameter_types(tools)
 
     def with_tools(self, tools: tuple[ToolSpec, ...]) -> Interpreter:
@@ -191,11 +194,10 @@ def _text_reading(visible: str, rule: str) -> Reading:
     return Reading("", visible, (), False, None, "text", rule)
 
 
-def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    """Matches every special token that is not part of the output grammar."""
+def _control_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Every special token that is not part of the output grammar, longest first."""
     structural = {THINK, THINK_END, DONE, *XML_TAGS}
     texts = {
         token.content for token in tokenizer.added_tokens_decoder.values() if token.special
     } | {str(text) for text in tokenizer.special_tokens_map.values() if isinstance(text, str)}
-    control = sorted(texts - structural, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, control))) if control else None
+    return tuple(sorted(texts - structural, key=lambda text: (-len(text), text)))
