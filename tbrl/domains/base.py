@@ -21,7 +21,7 @@ import random
 import sqlite3
 import types as pytypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tbrl.types import JsonObject, Task, ToolSpec
@@ -43,7 +43,9 @@ class World:
         """First row as a dict, or None."""
         cursor = self.conn.execute(sql, args)
         row = cursor.fetchone()
-        return None if row is None else dict(zip([c[0] for c in cursor.description], row, strict=True))
+        return (
+            None if row is None else dict(zip([c[0] for c in cursor.description], row, strict=True))
+        )
 
     def all(self, sql: str, *args: Any) -> list[dict[str, Any]]:
         """All rows as dicts. Give an ORDER BY: replies must not depend on storage order."""
@@ -70,7 +72,9 @@ class Tool:
     writes: bool
 
 
-def tool(*, writes: bool = False, ends_turn: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def tool(
+    *, writes: bool = False, ends_turn: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Mark a function as a tool. First docstring line = description; `Annotated[T, "text"]` =
     parameter description (an empty description is left out: compact domains save tokens)."""
 
@@ -152,8 +156,8 @@ class Decision:
     them is right only sometimes; reinforcement learning then has something to learn."""
 
     name: str
-    right: tuple[DemoTurn | "Decision", ...]
-    wrong: tuple[tuple[DemoTurn | "Decision", ...], ...]
+    right: tuple[DemoTurn | Decision, ...]
+    wrong: tuple[tuple[DemoTurn | Decision, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ class Template:
     """A family of tasks: `make(rng, task_ref)` is deterministic in its arguments."""
 
     name: str
-    make: Callable[[random.Random, str, "Names"], Drafted]
+    make: Callable[[random.Random, str, Names], Drafted]
     ordinary: bool = True
     """False for the few templates where one shared rule (stop and escalate) decides: reports
     show ordinary templates apart, so that one easy rule cannot carry a headline."""
@@ -194,6 +198,11 @@ class Size:
     policy: str
     tools: tuple[Tool, ...]
     templates: tuple[Template, ...]
+    schema_sql: str = ""
+    """This size's own schema; empty = the domain's. A full size has records and documents that a
+    compact session should not have to carry."""
+    seed: Mapping[str, list[JsonObject]] = field(default_factory=dict)
+    """Rows of its own schema; not read without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +222,8 @@ class Domain:
     """{table: columns} that grading does not compare (free text such as a ticket's subject)."""
     ticket_tables: frozenset[str] = frozenset()
     """Tables of the helpdesk side: reports split ticket-only from business writes."""
+
+    def at(self, size: str) -> Domain:
+        """The domain as this size sees it: with the size's own schema and seed, if it has any."""
+        own = self.sizes[size]
+        return replace(self, schema_sql=own.schema_sql, seed=own.seed) if own.schema_sql else self

@@ -53,6 +53,7 @@ def compile_scenario(scenario_id: str, domains: Mapping[str, Domain]) -> Scenari
         )
     specs = tuple(tool.spec for tool in size.tools)
     names = [spec.name for spec in specs]
+    domain = domain.at(size_name)
     if len(set(names)) != len(names) or any(n.startswith("_") for n in names):
         raise ConfigError(f"scenario {scenario_id!r}: tool names must be unique, without leading _")
     return Scenario(

@@ -65,8 +65,8 @@ def _shown(task: PublicTask, visible: Sequence[Turn]) -> str:
 
 
 def _context(context: JsonObject) -> str:
-    """Prose as it is; a scripted user's context as lines."""
-    if set(context) == {"text"}:
+    """Prose as it is, where there is any; a scripted user's context as lines."""
+    if context.get("text"):
         return str(context["text"])
     lines = [f"{name.replace('_', ' ')}: {value}" for name, value in _facts(context).items()]
     lines += [f"manner: {context['persona']}"] if context.get("persona") else []

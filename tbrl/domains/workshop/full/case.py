@@ -1,0 +1,109 @@
+"""A workshop customer's case: several vehicles, several jobs, one of them meant."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tbrl.domains.base import DemoTurn, Names
+from tbrl.domains.casework import CaseFile, Plan
+from tbrl.domains.workshop.full.seed import DAYS, free_hours
+from tbrl.types import JsonObject
+
+MODELS = (
+    ("Tarn Corva", "petrol"),
+    ("Tarn Cargo", "diesel"),
+    ("Ilmo Nova", "electric"),
+    ("Ilmo Sprint", "electric"),
+    ("Brava Seven", "hybrid"),
+    ("Brava City", "petrol"),
+    ("Orlan Tour", "diesel"),
+    ("Orlan Mini", "petrol"),
+)
+WORKS = {
+    "brakes": "BD-4",
+    "water pump": "WP-7",
+    "timing belt": "TB-3",
+    "rear shock absorbers": "SA-9",
+    "charging port": "HV-5",
+}
+"""{work: its part}; the last is for electric vehicles."""
+
+
+class JobFile(CaseFile):
+    """Adds vehicles with a plate and jobs. The first vehicle is the one that is meant."""
+
+    domain = "workshop"
+
+    def __init__(self, rng: random.Random, task_ref: str, names: Names) -> None:
+        super().__init__(rng, task_ref, names)
+        self.tier = rng.choice(["standard", "standard", "plus", "plus", "fleet"])
+        self.customer["tier"] = self.tier
+        self._slots = {(d, b): free_hours(d, b) for d in DAYS for b in ("general", "high_voltage")}
+        models = rng.sample(MODELS, rng.randint(2, 4))
+        self.vehicles = [self._vehicle(self.customer_id, *model) for model in models]
+        self.vehicle = self.vehicles[0]
+        self.model = models[0][0]
+        self.electric = models[0][1] == "electric"
+        self.bay = "high_voltage" if self.electric else "general"
+        if self.namesake:
+            other = next(c["id"] for c in self.rows["customers"] if c["id"] != self.customer_id)
+            self._vehicle(int(other), *models[0])
+
+    def job(self, vehicle: JsonObject, **columns: Any) -> JsonObject:
+        """A job on one of the vehicles; give at least status and day."""
+        electric = vehicle["fuel"] == "electric"
+        row = {
+            "id": self.new_id(),
+            "vehicle_id": vehicle["id"],
+            "kind": "repair",
+            "bay": "high_voltage" if electric else "general",
+            "hours": self.rng.choice([1.5, 2.0, 3.0]),
+            "estimate": float(self.rng.randrange(120, 640, 5)),
+            **columns,
+        }
+        return self.add("jobs", row)
+
+    def works(self, vehicle: JsonObject) -> list[str]:
+        """Repairs that this vehicle can have."""
+        return list(WORKS) if vehicle["fuel"] == "electric" else list(WORKS)[:-1]
+
+    def next_job_id(self) -> int:
+        """The id that the next booking gets."""
+        return max((int(row["id"]) for row in self.rows.get("jobs", [])), default=0) + 1
+
+    def day(self, low: int, high: int) -> str:
+        """A day on which the workshop works, the low-th to high-th from today."""
+        return self.rng.choice(DAYS[low : high + 1])
+
+    def free(self, day: str, bay: str) -> float:
+        return self._slots[day, bay]
+
+    def set_free(self, day: str, bay: str, hours: float) -> None:
+        """Overrides the seed's free hours of one day."""
+        self._slots[day, bay] = hours
+        self.add("slots", {"day": day, "bay": bay, "free_hours": hours})
+
+    def first_day(self, bay: str, from_day: str, hours: float) -> str:
+        """First day with room."""
+        return next(d for d in DAYS if d >= from_day and self.free(d, bay) >= hours)
+
+    def read(self, job: JsonObject | None = None) -> Plan:
+        """Look at the customer, then at the job."""
+        yield DemoTurn(calls=(("get_customer", {"customer_id": self.customer_id}),))
+        if job is not None:
+            yield DemoTurn(calls=(("get_job", {"job_id": job["id"]}),))
+
+    def _vehicle(self, owner: int, model: str, fuel: str) -> JsonObject:
+        number = self.new_id()
+        return self.add(
+            "vehicles",
+            {
+                "id": number,
+                "customer_id": owner,
+                "plate": f"{self.rng.choice('BHKLMR')}{self.rng.choice('ADEKT')} {number}",
+                "model": model,
+                "year": self.rng.randint(2011, 2024),
+                "fuel": fuel,
+            },
+        )
