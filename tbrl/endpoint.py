@@ -26,7 +26,8 @@ _REPEATABLE = frozenset({429, 502, 503, 504})
 
 
 class ChatEndpoint:
-    """`kind` is what failures are called: `user` or `judge` (see types.FailureKind)."""
+    """`kind` is what failures are called: `user`, `judge`, or `engine` for an evaluated policy (see
+    types.FailureKind)."""
 
     def __init__(
         self,
@@ -53,6 +54,20 @@ class ChatEndpoint:
     async def complete(self, messages: Sequence[JsonObject], seed: int | None = None) -> str:
         """Text of one completion. Raises BackendFailure after the deadline, the last try, a
         refusal, or an answer without text."""
+        answer = await self.answer(messages, seed)
+        text = answer["choices"][0]["message"].get("content")
+        if not isinstance(text, str):
+            raise self._failed("the completion has no text")
+        return text
+
+    async def answer(
+        self,
+        messages: Sequence[JsonObject],
+        seed: int | None = None,
+        tools: Sequence[JsonObject] = (),
+    ) -> JsonObject:
+        """The whole answer, `choices[0].message` being an object. `tools` in the function form.
+        Raises BackendFailure as `complete` does."""
         body: JsonObject = {
             "model": self.config.model,
             "messages": list(messages),
@@ -61,9 +76,11 @@ class ChatEndpoint:
         }
         if seed is not None:
             body["seed"] = seed % 2**31
+        if tools:
+            body["tools"] = list(tools)
         try:
             async with asyncio.timeout(self.config.timeout_s):
-                return self._text(await self._post(body))
+                return self._decoded(await self._post(body))
         except TimeoutError:
             raise self._failed(
                 f"no answer within {self.config.timeout_s:g} s", "deadline"
@@ -93,14 +110,15 @@ class ChatEndpoint:
             wait *= 2
         raise AssertionError("the last try returns or raises")
 
-    def _text(self, response: httpx.Response) -> str:
+    def _decoded(self, response: httpx.Response) -> JsonObject:
         try:
-            text = response.json()["choices"][0]["message"]["content"]
+            answer = response.json()
+            message = answer["choices"][0]["message"]
         except (ValueError, KeyError, IndexError, TypeError):
             raise self._failed("the answer is not a chat completion") from None
-        if not isinstance(text, str):
-            raise self._failed("the completion has no text")
-        return text
+        if not isinstance(message, dict):
+            raise self._failed("the answer is not a chat completion")
+        return answer
 
     def _connected(self) -> httpx.AsyncClient:
         if self._client is None:
