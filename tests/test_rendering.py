@@ -180,6 +180,19 @@ def test_observation_that_changes_what_stands_before_it_is_refused() -> None:
         Renderer(tokenizer)
 
 
+def test_template_whose_observations_depend_on_the_tools_is_followed() -> None:
+    tokenizer = toy_tokenizer("chatml_xml")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "'\\n<tool_response>\\n'",
+        "('\\n<of ' + tools[0].function.name if tools else '\\n<of none')",
+    )
+    renderer = Renderer(tokenizer)
+    answer = [{"role": "tool", "name": "f", "content": "x"}]
+    for tools in (TOOLS, (), TOOLS[1:], TOOLS):
+        end = tokenizer.decode(renderer.delta(answer, [renderer.end_of_turn], tools))
+        assert (f"<of {tools[0].name}" if tools else "<of none") in end
+
+
 def test_template_that_rewrites_a_turn_after_its_tool_answered_is_refused() -> None:
     tokenizer = toy_tokenizer("chatml_xml")
     tokenizer.chat_template = tokenizer.chat_template.replace(

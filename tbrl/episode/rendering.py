@@ -37,6 +37,9 @@ _OBSERVED: dict[str, tuple[Message, Message]] = {
     ),
 }
 
+_Anchor = tuple[list[Message], list[int], tuple[ToolSpec, ...]]
+"""Conversation, its verified ids, the tools it is rendered with."""
+
 
 class Renderer:
     """Renders for one tokenizer and template. Holds no state of any conversation."""
@@ -57,7 +60,7 @@ class Renderer:
             )
         self._thinks = enable_thinking is not False
         self._template = ChatTemplate(tokenizer, template_text(tokenizer), enable_thinking)
-        self._anchors: dict[str, tuple[tuple[ToolSpec, ...], list[int]]] = {}
+        self._anchors: dict[str, tuple[tuple[ToolSpec, ...], _Anchor]] = {}
         deviations: list[str] = []
         self._segments = False
         if not (self._incremental("tool") and self._incremental("user")):
@@ -98,8 +101,8 @@ class Renderer:
         kind = _kind(observations)
         if self._segments and kind == "user":
             raise InvariantError("the user's turn starts a new segment here: render the prompt")
-        before, prefix = self._anchor(kind, tools)
-        ids = self._template.ids([*before, *observations], tools)
+        before, prefix, shown = self._anchor(kind, tools)
+        ids = self._template.ids([*before, *observations], shown)
         if ids[: len(prefix)] != prefix:
             raise InvariantError(
                 f"the chat template renders a {kind} observation with another beginning than the "
@@ -129,26 +132,36 @@ class Renderer:
 
     # ------------------------------------------------------------ probing
 
-    def _anchor(self, kind: str, tools: tuple[ToolSpec, ...]) -> tuple[list[Message], list[int]]:
-        """The conversation a delta stands behind, and its ids through the end of the assistant's
-        turn: those that two different observations have in common."""
-        before = anchor(call=kind == "tool")
+    def _anchor(self, kind: str, tools: tuple[ToolSpec, ...]) -> _Anchor:
+        """The conversation a delta stands behind, its ids through the end of the assistant's turn,
+        and the tools to render it with: none where they do not change what follows (cheaper)."""
         known = self._anchors.get(kind)
-        if known is not None and known[0] == tools:
-            return before, known[1]
-        turns = self._template.ids(before, tools, generation_prompt=False)
-        closings = turns.count(self._template.end_of_turn)
-        one, two = (
-            _through(self._template.ids([*before, o], tools), self._template.end_of_turn, closings)
-            for o in _OBSERVED[kind]
-        )
-        if one != two:
+        if known is not None and (known[0] is tools or known[0] == tools):
+            return known[1]
+        before = anchor(call=kind == "tool")
+        prefix, tails = self._behind(before, kind, tools)
+        plain_prefix, plain_tails = self._behind(before, kind, ())
+        found = (before, prefix, tools)
+        if tails == plain_tails:
+            found = (before, plain_prefix, ())
+        self._anchors[kind] = (tools, found)
+        return found
+
+    def _behind(
+        self, before: list[Message], kind: str, tools: tuple[ToolSpec, ...]
+    ) -> tuple[list[int], list[list[int]]]:
+        """What two different observations have in common through the end of the assistant's turn,
+        and what follows in each. Raises ConfigError when the turn's end depends on them."""
+        end = self._template.end_of_turn
+        closings = self._template.ids(before, tools, generation_prompt=False).count(end)
+        both = [self._template.ids([*before, o], tools) for o in _OBSERVED[kind]]
+        prefixes = [_through(ids, end, closings) for ids in both]
+        if prefixes[0] != prefixes[1]:
             raise ConfigError(
                 "model.path: what the chat template writes before an observation depends on the "
                 "observation, so sampled tokens cannot be kept; use another template"
             )
-        self._anchors[kind] = (tools, one)
-        return before, one
+        return prefixes[0], [ids[len(prefixes[0]) :] for ids in both]
 
     def _incremental(self, kind: str) -> bool:
         """Whether prompt + sampled turn + delta is the template's render of the conversation."""
@@ -157,7 +170,7 @@ class Renderer:
         if turn is None:
             return False
         observation = _OBSERVED[kind][1]
-        _, prefix = self._anchor(kind, ())
+        _, prefix, _ = self._anchor(kind, ())
         tail = self._template.ids([*anchor(call=kind == "tool"), observation])[len(prefix) :]
         stream = self._template.ids(before[:-1]) + turn + tail
         return stream == self._template.ids([*before, observation])

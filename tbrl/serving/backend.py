@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -119,10 +120,8 @@ class Backend:
     def stop(self) -> None:
         """End the process group: politely, then not. Idempotent."""
         self._signal(signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
         self._signal(signal.SIGKILL)  # also workers that outlived their parent
         self._process.wait(STOP_GRACE_S)
 
@@ -144,10 +143,8 @@ class Backend:
             return False
 
     def _signal(self, number: int) -> None:
-        try:
+        with suppress(ProcessLookupError):  # all of it has ended
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            pass  # all of it has ended
 
     def _last_line(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
