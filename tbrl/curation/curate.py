@@ -134,8 +134,8 @@ def _write(
         "selection.yaml": _yaml_list(result.train),
         "selection_test.yaml": _yaml_list(result.test),
         "aggregates.jsonl": b"".join(
-            orjson.dumps(_aggregate(request, result, v, by_ref), option=orjson.OPT_APPEND_NEWLINE)
-            for v in result.verdicts
+            orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+            for row in _aggregates(request, result, by_ref)
         ),
         "audit.json": _json(_audit(result, by_ref, probes)),
     }
@@ -145,23 +145,34 @@ def _write(
         (result.out / name).write_bytes(content)
 
 
-def _aggregate(
-    request: CurationRequest, result: Curation, verdict: Verdict, by_ref: dict[str, PublicTask]
-) -> dict[str, Any]:
-    task = by_ref[verdict.task_ref]
-    k, n, boundaries = verdict.k, verdict.n, request.rule.boundaries
-    a, b = posterior(k, n)
-    chosen = "train" if verdict.task_ref in result.train else "test" if verdict.kept else ""
+def _aggregates(
+    request: CurationRequest, result: Curation, by_ref: dict[str, PublicTask]
+) -> list[dict[str, Any]]:
+    """One row per candidate; what depends on (k, n) alone is computed once per pair."""
+    split = {ref: "train" for ref in result.train} | {ref: "test" for ref in result.test}
+    difficulty = {
+        pair: _difficulty(request, *pair) for pair in {(v.k, v.n) for v in result.verdicts}
+    }
+    return [
+        {
+            **asdict(v),
+            "domain": by_ref[v.task_ref].domain,
+            "template": by_ref[v.task_ref].template,
+            "knobs": by_ref[v.task_ref].knobs,
+            "split": split.get(v.task_ref, ""),
+            **difficulty[v.k, v.n],
+        }
+        for v in result.verdicts
+    ]
+
+
+def _difficulty(request: CurationRequest, k: int, n: int) -> dict[str, Any]:
+    boundaries = request.rule.boundaries
     return {
-        **asdict(verdict),
-        "domain": task.domain,
-        "template": task.template,
-        "knobs": task.knobs,
-        "posterior": [a, b],
+        "posterior": posterior(k, n),
         "masses": dict(zip(BANDS, band_masses(k, n, boundaries).tolist(), strict=True)),
         "mixed_probability": mixed_probability(k, n, request.group_size),
         "more_probes": more_probes_until_certain(k, n, boundaries),
-        "split": chosen,
     }
 
 

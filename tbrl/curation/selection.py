@@ -78,10 +78,12 @@ def select(
     """One verdict per task, sorted by task_ref. Reasons are tried in the order: excluded,
     unsolvable (when there is a screen), too few probes, band."""
     excluded = frozenset(excluded)
+    counts = {(p.k, p.n) for p in probes.values()} | {(0, 0)}
+    band_by_count = {pair: band_of(*pair, rule.boundaries) for pair in counts}
     verdicts = []
     for ref in sorted(tasks):
         found = probes.get(ref, Probes(ref, ()))
-        band = band_of(found.k, found.n, rule.boundaries)
+        band = band_by_count[found.k, found.n]
         reason: Reason = "kept"
         if ref in excluded:
             reason = "excluded"

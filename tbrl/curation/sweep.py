@@ -94,19 +94,17 @@ def evaluate_point(
     rule = Rule(point.boundaries, tuple(keep))
     used = [p.first(point.probes) if point.probes else p for _, p in sorted(probes.items())]
     counts = [(p.k, p.n) for p in used]
-    bands = [band_of(k, n, rule.boundaries) for k, n in counts]
-    kept = np.array([band in rule.keep for band in bands], dtype=bool)
-    mixed = [
-        mixed_probability(k, n, point.group_size)
-        for (k, n), inside in zip(counts, kept, strict=True)
-        if inside
-    ]
+    band = {pair: band_of(*pair, rule.boundaries) for pair in set(counts)}
+    chance = {pair: mixed_probability(*pair, point.group_size) for pair in set(counts)}
+    bands = [band[pair] for pair in counts]
+    kept = np.array([name in rule.keep for name in bands], dtype=bool)
+    mixed = [chance[pair] for pair, inside in zip(counts, kept, strict=True) if inside]
     mean_mixed = float(np.mean(mixed)) if mixed else 0.0
     stability, firm = _stability(counts, kept, rule, resamples, seed)
     return SweepResult(
         point=point,
         pool=int(kept.sum()),
-        bands={band: bands.count(band) for band in (*BANDS, UNPROBED)},
+        bands={name: bands.count(name) for name in (*BANDS, UNPROBED)},
         mixed=mean_mixed,
         mixed_per_step=groups_per_step * mean_mixed,
         stability=stability,

@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page (templates/report.html.j2), no external asset."""
+"""The report: one self-contained HTML page (report.html.jinja), no external asset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from tbrl.evaluation import plots
+from tbrl.evaluation import canvas, plots
 from tbrl.evaluation import report_charts as charts
 from tbrl.evaluation.compare import Comparison, compare
 from tbrl.evaluation.metrics import Attempts, Summary, TaskLabels, summarize
@@ -104,7 +104,7 @@ def effort(run: RunResults) -> dict[str, str]:
     agent = total.tokens.get("agent", {})
 
     def each(value: float) -> str:
-        return plots.plain(value / total.rows) if total.rows and value else "–"
+        return canvas.plain(value / total.rows) if total.rows and value else "–"
 
     def money(value: float | None) -> str:
         return "–" if value is None else f"{value:,.2f}" if value >= 1 else f"{value:.2g}"
@@ -145,7 +145,7 @@ def absent(report: Report) -> list[str]:
 def render(report: Report) -> str:
     """The whole page as HTML."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tbrl.evaluation", "templates"),
+        loader=jinja2.PackageLoader("tbrl.evaluation", ""),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -154,12 +154,12 @@ def render(report: Report) -> str:
     environment.filters |= {
         "pct": lambda value: f"{100 * value:.1f}",
         "signed": lambda value: f"{100 * value:+.1f}".replace("-", "−"),
-        "plain": plots.plain,
+        "plain": canvas.plain,
         "pvalue": p_value,
     }
     by_template = charts.part_pairs(report, lambda labels: f"{labels.domain} · {labels.template}")
     by_domain = charts.part_pairs(report, _domain)
-    return environment.get_template("report.html.j2").render(
+    return environment.get_template("report.html.jinja").render(
         report=report,
         runs=[(run, charts.color_of(report, run)) for run in report.runs],
         headline=headline(report),

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tbrl.curation.posterior import BANDS
-from tbrl.evaluation import plots
+from tbrl.evaluation import canvas, plots
+from tbrl.evaluation.canvas import AFTER, BEFORE, SERIES
 from tbrl.evaluation.metrics import (
     Attempts,
     Interval,
@@ -16,7 +17,7 @@ from tbrl.evaluation.metrics import (
     clustered_interval,
     pass_rate,
 )
-from tbrl.evaluation.plots import AFTER, BEFORE, SERIES, Bars, Dot, Pair, Series
+from tbrl.evaluation.plots import Bars, Dot, Pair, Series
 from tbrl.evaluation.report_data import Report, RunResults
 from tbrl.types import JsonObject
 
@@ -42,12 +43,12 @@ def curves(report: Report) -> list[tuple[str, str]]:
     """(caption, chart) of every series of metrics.jsonl worth a look."""
     steps = report.steps
     wanted = (
-        ("Mean reward of all rollouts", "reward_mean", plots.percent),
-        ("Policy entropy, nats per token", "entropy", plots.plain),
-        ("Gradient norm", "grad_norm", plots.plain),
-        ("Sampler / learner mismatch, KL", "mismatch_kl", plots.plain),
-        ("Tokens per second", "tokens_per_s", plots.plain),
-        ("Finished by the agent itself", "finished", plots.percent),
+        ("Mean reward of all rollouts", "reward_mean", canvas.percent),
+        ("Policy entropy, nats per token", "entropy", canvas.plain),
+        ("Gradient norm", "grad_norm", canvas.plain),
+        ("Sampler / learner mismatch, KL", "mismatch_kl", canvas.plain),
+        ("Tokens per second", "tokens_per_s", canvas.plain),
+        ("Finished by the agent itself", "finished", canvas.percent),
     )
     found = []
     for caption, key, show in wanted:
@@ -57,8 +58,10 @@ def curves(report: Report) -> list[tuple[str, str]]:
     return found
 
 
-def _curve(caption: str, points: list[tuple[float, float]], show: plots.Format, large: bool) -> str:
-    width, height = (plots.WIDE, 300) if large else (plots.THIRD, 180)
+def _curve(
+    caption: str, points: list[tuple[float, float]], show: canvas.Format, large: bool
+) -> str:
+    width, height = (canvas.WIDE, 300) if large else (canvas.THIRD, 180)
     if not large or len(points) < 8:
         return plots.line_chart(
             [Series(caption, points)],
@@ -91,12 +94,12 @@ VERDICTS = (("accepted", AFTER), ("zero_variance", BEFORE), ("failed", "var(--ba
 def phase_chart(report: Report) -> str:
     """Wall seconds of each step by phase."""
     rows = [step.get("seconds", {}) for step in report.steps]
-    return _stack(rows, report, PHASES, plots.WIDE, 280)
+    return _stack(rows, report, PHASES, canvas.WIDE, 280)
 
 
 def verdict_chart(report: Report) -> str:
     """Groups of each step by verdict."""
-    return _stack(report.steps, report, VERDICTS, plots.THIRD, 156)
+    return _stack(report.steps, report, VERDICTS, canvas.THIRD, 156)
 
 
 def _stack(
@@ -211,7 +214,7 @@ def reliability(report: Report) -> str:
     return plots.line_chart(
         series,
         "attempts that must all pass, k",
-        plots.percent,
+        canvas.percent,
         (0.0, min(1.0, top * 1.1 + 0.02)),
         True,
     )
@@ -225,7 +228,7 @@ def cost_chart(report: Report) -> str:
         priced = run.cost is not None
         x = run.cost.campaign if run.cost else output_tokens(run) / max(1, run.aggregate.rows)
         share = run.summary.dependable_share.value
-        title = f"{run.name}: {plots.plain(x)}, {100 * share:.1f} % of tasks pass every attempt"
+        title = f"{run.name}: {canvas.plain(x)}, {100 * share:.1f} % of tasks pass every attempt"
         dots.append(Dot(x, share, 7.0, title, color_of(report, run), run.name))
     if not dots:
         return ""

@@ -1,0 +1,100 @@
+"""What a sweep came to: one comparison table for the terminal, one page with its plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import jinja2
+import orjson
+from markupsafe import Markup
+from rich.table import Table
+
+from tbrl.curation.posterior import BANDS, UNPROBED
+from tbrl.curation.sweep import SweepResult
+from tbrl.errors import ConfigError
+from tbrl.evaluation.canvas import WIDE, Canvas
+
+BAND_COLORS = dict(
+    zip(
+        (*BANDS, UNPROBED),
+        ("#b9b4a5", "#2f5fd0", "#0f8a7d", "#d9822b", "#d8d4c8", "#ecebe6"),
+        strict=True,
+    )
+)
+
+COLUMNS = (
+    *("setting", "pool", "difficult", "intermediate", "frequently"),
+    *("P(mixed)", "mixed groups a step", "stability", "firm"),
+)
+
+
+def rows_of(results: Sequence[SweepResult]) -> list[tuple[str, ...]]:
+    """One row per setting, under COLUMNS."""
+    return [
+        (
+            r.point.name,
+            str(r.pool),
+            *(str(r.bands[band]) for band in BANDS[1:4]),
+            f"{r.mixed:.3f}",
+            f"{r.mixed_per_step:.1f}",
+            f"{r.stability:.2f}",
+            f"{100 * r.firm:.0f} %",
+        )
+        for r in results
+    ]
+
+
+def sweep_table(results: Sequence[SweepResult]) -> Table:
+    """For the terminal; the setting with the most expected mixed groups a step is marked."""
+    table = Table(title="Curation sweep")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "setting" else "right")
+    best = max((r.mixed_per_step for r in results), default=0.0)
+    for result, row in zip(results, rows_of(results), strict=True):
+        table.add_row(*row, style="bold" if result.mixed_per_step == best else "")
+    return table
+
+
+def sweep_chart(results: Sequence[SweepResult], keep: Sequence[str]) -> str:
+    """One stacked bar per setting; at its end the pool and the stability of membership."""
+    total = max((sum(r.bands.values()) for r in results), default=1) or 1
+    row, left = 30, 250
+    canvas = Canvas(
+        (0.0, float(total)), (0.0, 1.0), WIDE, 24 + row * len(results), left, 190, 4, 20
+    )
+    for i, result in enumerate(results):
+        y, base = 6.0 + row * i, 0.0
+        canvas.text(left - 12, y + 14, result.point.name, "end", "name")
+        for band, color in BAND_COLORS.items():
+            count = result.bands[band]
+            x, width = canvas.px(base), canvas.px(base + count) - canvas.px(base)
+            faint = 1.0 if band in keep else 0.45
+            title = f"{band.replace('_', ' ')}: {count}"
+            canvas.add(
+                "rect", title, x=x, y=y, width=width, height=20, fill=color, fill_opacity=faint
+            )
+            base += count
+        text = f"pool {result.pool}, stability {result.stability:.2f}"
+        canvas.text(WIDE - 180, y + 14, text, "start")
+    return canvas.svg("candidates per band under each setting")
+
+
+def write_sweep(results: Sequence[SweepResult], keep: Sequence[str], out: Path) -> Path:
+    """Write `sweep.json` and `sweep.html` into `out`; returns the page's path."""
+    if not results:
+        raise ConfigError("sweep: no settings to compare")
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [{**asdict(r), "setting": r.point.name} for r in results]
+    (out / "sweep.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2) + b"\n")
+    loader = jinja2.PackageLoader("tbrl.curation", "")
+    template = jinja2.Environment(loader=loader, autoescape=True).get_template("sweep.html.jinja")
+    page = template.render(
+        chart=Markup(sweep_chart(results, keep)),
+        rows=rows_of(results),
+        columns=COLUMNS,
+        colors=BAND_COLORS,
+    )
+    (out / "sweep.html").write_text(page, encoding="utf-8")
+    return out / "sweep.html"
