@@ -148,9 +148,13 @@ def _rank_main(
 
 
 def on_ranks(world: int, target: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run target(ranks, *args) on `world` spawned gloo ranks; results by rank (plain data)."""
+    """Run target(ranks, *args) on `world` gloo processes; results by rank (plain data)."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = mp.get_context("spawn")
+    # One clean process imports everything once; each rank is forked from it.
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["learner_toys", "tbrl.learner.learner", "transformers.models.qwen3.modeling_qwen3"]
+    )
     store = dist.TCPStore("127.0.0.1", 0, world, True, wait_for_workers=False)
     queue = context.SimpleQueue()
     processes = [

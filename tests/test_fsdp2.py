@@ -1,4 +1,4 @@
-"""The engine: ranks, signal-free steps, master weights. Each world size spawns once."""
+"""The engine: ranks, signal-free steps, master weights."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ CASES = [
     # Five slots are uneven on two and three ranks; one slot leaves the others without any.
     for data in ("five", "one")
 ]
-"""On two ranks all, on three the toy's (each spawned process imports transformers for the rest)."""
 SETS = {"five": DATA, "one": DATA[:1]}
 
 
@@ -68,12 +67,8 @@ def run_case(kind, own_pace, data, ranks=None, **keys):
     return {n: m.numpy() for n, m in moments(subject).items()}, stats
 
 
-def cases(world):
-    return CASES if world == 2 else [case for case in CASES if case[0] == "toy"]
-
-
 def run_all(ranks):
-    found = [run_case(*case, ranks) for case in cases(ranks.world)]
+    found = [run_case(*case, ranks) for case in CASES]
     kl = [run_kl(ranks, own_pace) for own_pace in (True, False)]
     idle = step(learner(ranks, micro_batch_tokens=30), FLAT).no_op
     return found, kl, idle, survives_abort(ranks)
@@ -106,7 +101,7 @@ def difference(left, right):
 @pytest.mark.parametrize("world", [2, 3])
 def test_gradients_do_not_depend_on_the_number_of_ranks(world):
     results = on_ranks(world, run_all)
-    for index, case in enumerate(cases(world)):
+    for index, case in enumerate(CASES):
         expected, stats = run_case(*case)
         tolerance = 1e-12 if case[0] == "toy" else 1e-6
         for rank in range(world):

@@ -19,7 +19,10 @@ import logging
 import os
 import re
 import shutil
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,9 +107,13 @@ class Checkpointer:
         self._barrier()
         writer = dcp.FileSystemWriter(aside, sync_files=True, overwrite=False)
         alone = self.ranks.world == 1
-        dcp.save(
-            state, storage_writer=writer, no_dist=alone, process_group=self.ranks.checkpoint_group
-        )
+        with _quiet():
+            dcp.save(
+                state,
+                storage_writer=writer,
+                no_dist=alone,
+                process_group=self.ranks.checkpoint_group,
+            )
         hashes = self._gather({p.name: _hash_file(p) for p in self._own_files(aside)})
         if self.ranks.rank == 0:
             manifest = {"step": step, "files": hashes, "extra": extra}
@@ -154,7 +161,8 @@ def load_state(folder: str | Path, state: State, ranks: Ranks) -> Manifest:
     folder = Path(folder)
     manifest = read_manifest(folder)
     try:
-        dcp.load(state, checkpoint_id=folder, no_dist=ranks.world == 1)
+        with _quiet():
+            dcp.load(state, checkpoint_id=folder, no_dist=ranks.world == 1)
     except CheckpointException as error:  # not an Exception: it would pass most handlers by
         raise ConfigError(
             f"checkpoint {folder} does not fit this model or is damaged: {_first_line(error)}"
@@ -178,7 +186,8 @@ def consolidate(folder: str | Path, kind: str = "model") -> dict[str, Tensor]:
             if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
         }
     }
-    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    with _quiet():
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
     return state[kind]
 
 
@@ -215,6 +224,14 @@ def latest_complete(root: str | Path) -> Path | None:
             return path
         _log.warning("checkpoint %s skipped: %s is missing or damaged", path, broken)
     return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A single process is meant: no warning that there is no process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 def _hash_file(path: Path) -> tuple[str, int]:
