@@ -154,6 +154,15 @@ class SandboxConfig:
     http_port: int = 0
     """Streamable HTTP endpoint for outside agents; 0 = off."""
     url: str = ""
+    """Of `mcp`: `http(s)://...` or `stdio:<command line>`; of `thinkingbox`: the session proxy."""
+    api_key_env: str = ""
+    """Of `mcp` over HTTP: environment variable with the bearer token."""
+    setup_tool: str = ""
+    """Of `mcp`: tool that sets a world up from {scenario_id, patch}; never shown to the policy."""
+    state_tool: str = ""
+    """Of `mcp`: tool that gives the state as JSON {table: rows}; never shown to the policy."""
+    scenarios: str = ""
+    """Of `thinkingbox`: dataset folder, or scenarios.parquet with agents.parquet beside it."""
 
 
 @dataclass
@@ -290,6 +299,12 @@ class WarmstartConfig:
 
 
 @dataclass
+class ReplayConfig:
+    sampling: bool = True
+    """Also play every recorded group again on an engine (needs one thread per engine)."""
+
+
+@dataclass
 class Config:
     """The whole run."""
 
@@ -320,5 +335,4 @@ class Config:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
-
-
+    replay: ReplayConfig = field(default_factory=ReplayConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from tbrl.config import SandboxConfig
 from tbrl.domains.base import Domain
@@ -22,10 +23,21 @@ class Golden:
     effects: tuple[RowChange, ...]
     untouched_hash: str
     """State of the patched world in which nobody did anything."""
+    ticket_tables: frozenset[str]
+    """Tables of the helpdesk side (attribution tells them from business tables)."""
+
+
+class GoldenSource(Protocol):
+    """Where the grader gets golden states from."""
+
+    async def golden_of(self, task: Task) -> Golden:
+        """Raises ConfigError for an invalid task, BackendFailure when the replay failed."""
+        ...
 
 
 class GoldenReplay:
-    """Compiles each scenario once. Holds no task."""
+    """A GoldenSource for embedded tasks, in this process. Compiles each scenario once, holds no
+    task."""
 
     def __init__(self, domains: Mapping[str, Domain], config: SandboxConfig | None = None) -> None:
         self._domains = domains
@@ -38,13 +50,19 @@ class GoldenReplay:
             self._scenarios[scenario_id] = compile_scenario(scenario_id, self._domains)
         return self._scenarios[scenario_id]
 
+    async def golden_of(self, task: Task) -> Golden:
+        return self.golden(task)
+
     def golden(self, task: Task) -> Golden:
         """Raises ConfigError naming the task when the patch does not apply or a golden call is
         answered with an error: such a task is invalid."""
         public = task.public
         untouched = self.replay(public, ())
         terminal = self.replay(public, task.grading.expected_tool_interactions)
-        return Golden(terminal.state_hash, terminal.effects, untouched.state_hash)
+        domain = self.scenario(public.scenario_id).domain
+        return Golden(
+            terminal.state_hash, terminal.effects, untouched.state_hash, domain.ticket_tables
+        )
 
     def replay(
         self, public: PublicTask, interactions: tuple[ToolInteraction, ...]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tbrl.errors import BackendFailure, ConfigError
 from tbrl.rewards.attribution import RUBRIC, attribution, differences
-from tbrl.rewards.golden import Golden, GoldenReplay
+from tbrl.rewards.golden import Golden, GoldenSource
 from tbrl.rewards.judge import Judge
 from tbrl.types import Failed, Outcome, Scored, Task, TerminalState
 
@@ -15,9 +15,9 @@ from tbrl.types import Failed, Outcome, Scored, Task, TerminalState
 class StateGrader:
     """Implements interfaces.Grader. Holds the GradingSpecs, and golden states once replayed."""
 
-    def __init__(self, tasks: Iterable[Task], replay: GoldenReplay, judge: Judge) -> None:
+    def __init__(self, tasks: Iterable[Task], source: GoldenSource, judge: Judge) -> None:
         self._tasks = {task.task_ref: task for task in tasks}
-        self._replay = replay
+        self._source = source
         self._judge = judge
         self._goldens: dict[str, Golden] = {}
 
@@ -27,15 +27,16 @@ class StateGrader:
         if task is None:
             return Failed("grader", "grader", f"the grader has no task {task_ref!r}")
         try:
-            golden = self._golden(task)
+            golden = await self._golden(task)
         except ConfigError as error:
             return Failed("grader", "golden replay", str(error))
+        except BackendFailure as failure:
+            return Failed("grader", "golden replay", failure.detail)
         if terminal.state_hash != golden.state_hash:
-            domain = self._replay.scenario(task.public.scenario_id).domain
             return Scored(
                 reward=0.0,
                 state_equal=False,
-                attribution=attribution(golden.effects, terminal.effects, domain.ticket_tables),
+                attribution=attribution(golden.effects, terminal.effects, golden.ticket_tables),
                 differences=differences(golden.effects, terminal.effects),
             )
         try:
@@ -54,7 +55,7 @@ class StateGrader:
             [await self._judge.says_yes(rubric, final_text) for rubric in task.grading.rubrics]
         )
 
-    def _golden(self, task: Task) -> Golden:
+    async def _golden(self, task: Task) -> Golden:
         if task.task_ref not in self._goldens:
-            self._goldens[task.task_ref] = self._replay.golden(task)
+            self._goldens[task.task_ref] = await self._source.golden_of(task)
         return self._goldens[task.task_ref]

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tbrl.sandbox.schema import Table
-from tbrl.sandbox.state import canonical_json, canonical_row
-from tbrl.types import RowChange
+from tbrl.sandbox.state import canonical_json, canonical_members, canonical_row
+from tbrl.types import JsonObject, RowChange
 
 Row = dict[str, Any]
 """Canonical row: no excluded and no NULL columns."""
@@ -39,17 +39,43 @@ def effects(
         gone, new = before - after, after - before
         if not gone and not new:
             continue
-        changes += _differences(table.name, _keyed(table, gone, hidden), _keyed(table, new, hidden))
+        changes += _differences(
+            table.name,
+            _keyed(table.key, _canonical(table, gone, hidden)),
+            _keyed(table.key, _canonical(table, new, hidden)),
+        )
     return tuple(sorted(changes))
 
 
-def _keyed(table: Table, rows: Counter[tuple[Any, ...]], hidden: frozenset[str]) -> dict[str, Row]:
+def json_effects(
+    initial: Mapping[str, Iterable[JsonObject]],
+    terminal: Mapping[str, Iterable[JsonObject]],
+    excluded: Mapping[str, frozenset[str]],
+) -> tuple[RowChange, ...]:
+    """The same for states given as {table: rows}, from servers that keep no SQLite. A table's key
+    is `id` where all its rows have one."""
+    changes: list[RowChange] = []
+    for name in initial.keys() | terminal.keys():
+        hidden = excluded.get(name, frozenset())
+        before, after = (
+            [canonical_members(row, hidden) for row in state.get(name, ())]
+            for state in (initial, terminal)
+        )
+        key = ("id",) if all("id" in row for row in [*before, *after]) else ()
+        changes += _differences(name, _keyed(key, before), _keyed(key, after))
+    return tuple(sorted(changes))
+
+
+def _canonical(table: Table, rows: Counter[tuple[Any, ...]], hidden: frozenset[str]) -> list[Row]:
+    return [canonical_row(table, row, hidden) for row in rows.elements()]
+
+
+def _keyed(columns: Sequence[str], rows: Iterable[Row]) -> dict[str, Row]:
     """{key: row}. Where the table has no primary key, or two keys have one canonical form, rows
     are numbered."""
     found: dict[str, Row] = {}
-    canonical = [canonical_row(table, row, hidden) for row in rows.elements()]
-    for row in sorted(canonical, key=canonical_json):
-        identity = [row.get(column) for column in table.key] if table.key else row
+    for row in sorted(rows, key=canonical_json):
+        identity = [row.get(column) for column in columns] if columns else row
         key = name = canonical_json(identity).decode()
         number = 1
         while key in found:

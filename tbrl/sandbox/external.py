@@ -10,7 +10,6 @@ the session is over.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shlex
 import time
 import uuid
@@ -30,8 +29,9 @@ from tbrl.config import SandboxConfig
 from tbrl.errors import BackendFailure, ConfigError, ModelError
 from tbrl.sandbox.arguments import check_values
 from tbrl.sandbox.backend import Clock
+from tbrl.sandbox.effects import json_effects
 from tbrl.sandbox.leases import Leases
-from tbrl.sandbox.state import canonical_json, canonical_value
+from tbrl.sandbox.state import json_state_hash
 from tbrl.types import JsonObject, PublicTask, TerminalState, ToolResult, ToolSpec
 
 RESERVED = "__reserved__"
@@ -42,8 +42,8 @@ class ExternalSandbox(Leases["ExternalSession"]):
     """Implements interfaces.Sandbox.
 
     `config.url`: `http(s)://...` or `stdio:<command line>`. `setup_tool` is called at open with
-    {scenario_id, patch}; `state_tool` without arguments at the end, its text being JSON of the
-    state, which is hashed in canonical form. Neither is shown to the policy.
+    {scenario_id, patch}; `state_tool` without arguments at open and at the end, its text being JSON
+    of the state, {table: rows}. Neither is shown to the policy.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class ExternalSession:
         self._over = asyncio.Event()
         self._owner = asyncio.create_task(self._own())
         self._dead = ""
+        self._initial: dict[str, list[JsonObject]] = {}
 
     async def start(self, task: PublicTask) -> None:
         """Connected, tools listed, world set up. Raises BackendFailure."""
@@ -119,6 +120,8 @@ class ExternalSession:
         if self._setup_tool:
             patch = {"scenario_id": task.scenario_id, "patch": task.initial_state_patch}
             await self._own_tool(self._setup_tool, patch)
+        if self._state_tool:
+            self._initial = await self._state()
 
     async def call_tool(self, name: str, arguments: JsonObject) -> ToolResult:
         """See interfaces. Sent at most once."""
@@ -133,17 +136,15 @@ class ExternalSession:
         return await self._send(name, arguments)
 
     async def finish(self) -> TerminalState:
-        """Terminal state by `state_tool`, then close. `effects` is empty: the server knows only
-        whole states. Raises ConfigError without a state tool, BackendFailure when it fails."""
+        """Terminal state by `state_tool`, then close. `writes` is 0: the server does not say which
+        tools write. Raises ConfigError without a state tool, BackendFailure when it fails."""
         try:
             if not self._state_tool:
                 raise ConfigError("sandbox.kind=mcp: without a state tool nothing can be graded")
-            text = await self._own_tool(self._state_tool, {})
-            try:
-                state = canonical_json(canonical_value(orjson.loads(text)))
-            except orjson.JSONDecodeError:
-                raise BackendFailure("backend", self._state_tool, "its text is not JSON") from None
-            return TerminalState(hashlib.sha256(state).hexdigest(), (), 0)
+            state = await self._state()
+            return TerminalState(
+                json_state_hash(state, {}), json_effects(self._initial, state, {}), 0
+            )
         finally:
             await self.close()
 
@@ -158,6 +159,18 @@ class ExternalSession:
         if not self._owner.done():
             self._owner.cancel()
             await asyncio.wait([self._owner])
+
+    async def _state(self) -> dict[str, list[JsonObject]]:
+        text = await self._own_tool(self._state_tool, {})
+        try:
+            state = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            state = None
+        if not isinstance(state, dict) or not all(
+            isinstance(rows, list) for rows in state.values()
+        ):
+            raise BackendFailure("backend", self._state_tool, "it does not give {table: rows}")
+        return state
 
     async def _own_tool(self, name: str, arguments: JsonObject) -> str:
         result = await self._send(name, arguments)

@@ -42,6 +42,7 @@ from typing import Any
 import orjson
 
 from tbrl.sandbox.schema import Table
+from tbrl.types import JsonObject
 
 _VERSION = b"tbrl-state-1\n"
 _TIMESTAMP = re.compile(
@@ -62,24 +63,49 @@ def state_hash(
     excluded: Mapping[str, frozenset[str]],
 ) -> str:
     """Hex digest of the canonical form (see the module docstring)."""
+    return _digest(
+        (
+            table.name,
+            [
+                canonical_row(table, row, excluded.get(table.name, frozenset()))
+                for row in conn.execute(table.select)
+            ],
+        )
+        for table in tables
+    )
+
+
+def json_state_hash(
+    state: Mapping[str, Iterable[JsonObject]], excluded: Mapping[str, frozenset[str]]
+) -> str:
+    """The same for a state given as {table: rows}."""
+    return _digest(
+        (name, [canonical_members(row, excluded.get(name, frozenset())) for row in rows])
+        for name, rows in state.items()
+    )
+
+
+def _digest(tables: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
     digest = hashlib.sha256(_VERSION)
-    for table in sorted(tables, key=lambda table: table.name):
-        hidden = excluded.get(table.name, frozenset())
-        digest.update(canonical_json(table.name) + b"\n")
-        for line in sorted(
-            canonical_json(canonical_row(table, row, hidden)) for row in conn.execute(table.select)
-        ):
+    for name, rows in sorted(tables, key=lambda table: table[0]):
+        digest.update(canonical_json(name) + b"\n")
+        for line in sorted(map(canonical_json, rows)):
             digest.update(line + b"\n")
     return digest.hexdigest()
 
 
-def canonical_row(table: Table, row: tuple[Any, ...], hidden: frozenset[str]) -> dict[str, Any]:
-    """{column: canonical value} without excluded and NULL columns."""
+def canonical_members(row: JsonObject, hidden: frozenset[str]) -> dict[str, Any]:
+    """{column: canonical value} without excluded and null columns."""
     return {
         column: canonical_value(value)
-        for column, value in zip(table.columns, row, strict=True)
+        for column, value in row.items()
         if value is not None and column not in hidden
     }
+
+
+def canonical_row(table: Table, row: tuple[Any, ...], hidden: frozenset[str]) -> dict[str, Any]:
+    """The same for a row as SQLite gives it."""
+    return canonical_members(dict(zip(table.columns, row, strict=True)), hidden)
 
 
 def canonical_value(value: Any, depth: int = 0) -> Any:
