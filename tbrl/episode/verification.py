@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tbrl.episode.chat_template import Message
@@ -19,7 +18,6 @@ from tbrl.episode.interpretation import Interpreter
 from tbrl.episode.messages import message_of
 from tbrl.episode.parity import Difference
 from tbrl.episode.rendering import Renderer
-from tbrl.errors import ConfigError
 from tbrl.types import Episode, ToolSpec, Turn
 
 
@@ -33,12 +31,22 @@ class Output:
     finish_reason: str
     tools: tuple[ToolSpec, ...]
 
+    @classmethod
+    def of_ids(
+        cls, where: str, ids: Sequence[int], tools: tuple[ToolSpec, ...], interpreter: Interpreter
+    ) -> Output:
+        """A sampled turn; one without its closing token was cut by the token limit."""
+        text = interpreter.raw_text(ids)
+        closed = text.endswith(interpreter.control_tokens)
+        return cls(where, text, "stop" if closed else "length", tools)
+
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """What a replay found."""
 
-    outputs: int
+    total: int
+    """Outputs."""
     compared: int
     """Regular outputs: read by both sides and compared."""
     differences: tuple[Difference, ...]
@@ -88,41 +96,7 @@ def _served(parser: Any, text: str) -> str:
     return ", ".join(name for name, value in found if value) or "nothing"
 
 
-def read_outputs(path: Path, tools: tuple[ToolSpec, ...]) -> Iterator[Output]:
-    """Outputs of a JSONL file: `text`, optionally `finish_reason` and `tools` (OpenAI functions;
-    `tools` of the argument otherwise). Raises ConfigError on a bad line."""
-    with path.open() as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-                text = record["text"]
-                own = tuple(_tool(function) for function in record.get("tools", ()))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise ConfigError(
-                    f"{path}:{number}: not an output; a line is an object with `text` and, if you "
-                    "like, `finish_reason` and `tools`"
-                ) from None
-            finish = record.get("finish_reason", "stop")
-            yield Output(f"{path.name}:{number}", text, finish, own or tools)
-
-
-def _tool(function: dict[str, Any]) -> ToolSpec:
-    inner = function.get("function", function)
-    return ToolSpec(inner["name"], inner.get("description", ""), inner["parameters"])
-
-
 # ---------------------------------------------------------------- episodes
-
-
-def outputs_of(
-    episode: Episode, tools: tuple[ToolSpec, ...], interpreter: Interpreter, renderer: Renderer
-) -> Iterator[Output]:
-    """The sampled turns of an episode as outputs."""
-    for where, turn, ids in _sampled(episode):
-        text = interpreter.raw_text(ids)
-        yield Output(f"{where}: {turn.text[:40]!r}", text, _finish(ids, renderer), tools)
 
 
 def verify_episode(
