@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,9 +212,14 @@ def recording() -> tuple:
 def test_untouched_episode_verifies(recording: tuple) -> None:
     tokenizer, renderer, reader, episode = recording
     assert verification.verify_episode(episode, TOOLS, reader, renderer) == []
-    outputs = list(verification.outputs_of(episode, TOOLS, reader, renderer))
+    ids = [*episode.prompt_ids.tolist(), *episode.response_ids.tolist()]
+    outputs = [
+        verification.Output.of_ids(str(t.start), ids[t.start : t.end], TOOLS, reader)
+        for t in episode.turns
+        if t.role == "assistant"
+    ]
     report = verification.verify_outputs(outputs, tokenizer, reader)
-    assert (report.outputs, report.compared, report.differences) == (5, 5, ())
+    assert (report.total, report.compared, report.differences) == (5, 5, ())
     assert report.irregular == {}
 
 
@@ -265,18 +268,15 @@ def test_sampled_id_exchanged_in_a_record_is_found(recording: tuple) -> None:
     }
 
 
-def test_irregular_outputs_are_listed_by_kind(tmp_path: Path) -> None:
+def test_irregular_outputs_are_listed_by_kind() -> None:
     tokenizer, _, reader = parts("chatml_xml")
-    path = tmp_path / "outputs.jsonl"
-    path.write_text(
-        "\n".join(
-            json.dumps({"text": case.text, "finish_reason": case.finish_reason})
-            for case in cases.cases("qwen_xml")
-        )
-    )
-    report = verification.verify_outputs(verification.read_outputs(path, TOOLS), tokenizer, reader)
+    outputs = [
+        verification.Output(case.name, case.text, case.finish_reason, TOOLS)
+        for case in cases.cases("qwen_xml")
+    ]
+    report = verification.verify_outputs(outputs, tokenizer, reader)
     assert report.differences == ()
-    assert report.compared + sum(report.irregular.values()) == report.outputs
+    assert report.compared + sum(report.irregular.values()) == report.total
     assert report.irregular["malformed_call parameter_not_closed -> 1 calls"] == 2
     assert report.irregular["text call_in_reasoning -> 1 calls"] == 1
     assert report.irregular["calls failed_cast -> RecursionError"] == 1
@@ -291,8 +291,9 @@ def test_difference_in_a_recorded_regular_output_is_found() -> None:
     assert (difference.where, difference.check) == ("o", "serving")
 
 
-def test_bad_line_of_recorded_outputs_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "outputs.jsonl"
-    path.write_text('{"text": "Hi"}\n\n{"txt": "Hi"}\n')
-    with pytest.raises(ConfigError, match=r"outputs\.jsonl:3: not an output"):
-        list(verification.read_outputs(path, TOOLS))
+def test_turn_without_its_closing_token_was_cut() -> None:
+    tokenizer, _, reader = parts("chatml_xml")
+    ids = tokenizer.encode(cases.xml_call("now") + "<|im_end|>", add_special_tokens=False)
+    of_ids = verification.Output.of_ids
+    assert of_ids("o", ids, TOOLS, reader).finish_reason == "stop"
+    assert of_ids("o", ids[:-1], TOOLS, reader).finish_reason == "length"
