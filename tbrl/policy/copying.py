@@ -44,14 +44,14 @@ def copy_exercise(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tup
 
 
 def _row(digits: list[int], others: list[int], rng: random.Random) -> tuple[list[int], list[bool]]:
-    entries = [
-        (key, [rng.choice(digits) for _ in range(DIGITS)]) for key in rng.sample(others, ENTRIES)
-    ]
+    keys = rng.sample(others, ENTRIES)
+    entries = [(key, [rng.choice(digits) for _ in range(DIGITS)]) for key in keys]
     ids: list[int] = []
     mask: list[bool] = []
     for repeated in (False, True, True):
         for key, number in rng.sample(entries, len(entries)):
             filler = [rng.choice(others) for _ in range(rng.randint(0, FILLER))]
+            filler = [token for token in filler if token not in keys]
             ids += [*filler, key, *number]
             mask += [False] * (len(filler) + 1) + [repeated] * DIGITS
     return ids, mask

@@ -14,7 +14,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from tbrl.domains.names import names_of
 from tbrl.domains.registry import all_domains
 from tbrl.policy.copying import copy_exercise, copy_loss
 from tbrl.policy.demonstrations import Demonstration, conversations, tokenized
+from tbrl.policy.modelcard import Metrics, write_card
 from tbrl.policy.tokenizer import chat_template, padded_vocab, train_tokenizer
 
 Progress = Callable[[str, int, int, float], None]
@@ -44,20 +44,6 @@ BUCKET = 8
 """Micro-batches that are cut from conversations sorted by length."""
 WARMUP = 0.05
 CLIP = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """What a warm start reports."""
-
-    steps: int
-    demonstrations: int
-    right_share: float
-    """Share of demonstrations without a wrong decision."""
-    loss: float
-    """Mean loss of the last 50 steps, nats per assistant token."""
-    parameters: int
-    seconds: float
 
 
 def warmstart(
@@ -81,7 +67,7 @@ def warmstart(
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     if start is None:
-        tokenizer = _tokenizer(domains, config.seed)
+        tokenizer = _tokenizer(domains, config)
         model = Qwen3ForCausalLM(model_config(tokenizer))
         _learn_to_copy(model, tokenizer, config, report)
     else:
@@ -91,7 +77,7 @@ def warmstart(
     demos, right = _demonstrations(domains, tokenizer, config, noise, report)
     losses = _train(model, demos, config, steps, report)
     _save(model, tokenizer, out_dir)
-    return Metrics(
+    metrics = Metrics(
         steps=steps,
         demonstrations=len(demos),
         right_share=right,
@@ -99,6 +85,8 @@ def warmstart(
         parameters=sum(p.numel() for p in model.parameters()),
         seconds=time.perf_counter() - started,
     )
+    write_card(out_dir, noise, metrics, config, domains)
+    return metrics
 
 
 def model_config(tokenizer: Any) -> Qwen3Config:
@@ -120,13 +108,14 @@ def model_config(tokenizer: Any) -> Qwen3Config:
     )
 
 
-def _tokenizer(domains: Sequence[Domain], seed: int) -> Any:
+def _tokenizer(domains: Sequence[Domain], config: WarmstartConfig) -> Any:
     """Trained on conversations without anybody's name, so that names of all splits are spelled."""
+    count = min(CORPUS, config.demonstrations)
     nobody = Names("nobody", first=("X",), last=("Y",), ids=names_of("warmstart").ids)
     plain = train_tokenizer([""], 0, chat_template())
     texts = [
         str(plain.apply_chat_template(list(c.messages), tools=list(c.tools), tokenize=False))
-        for c in conversations(domains, nobody, CORPUS, noise=0.5, seed=seed)
+        for c in conversations(domains, nobody, count, noise=0.5, seed=config.seed)
     ]
     return train_tokenizer(texts, VOCABULARY, chat_template())
 
