@@ -50,7 +50,7 @@ class Rollouts(Protocol):
         self, assignment: Assignment, policy_version: int
     ) -> tuple[GroupSummary, GroupReference]: ...
     async def sleep(self) -> None: ...
-    async def wake(self) -> None: ...
+    async def wake(self, part: str) -> None: ...
 
 
 class Learner(Protocol):
@@ -300,15 +300,17 @@ class Controller:
 
     async def _synchronise(self, report: LearnerReport) -> JsonObject:
         """Hand the new weights to the engines; they echo what they hold. Where devices are
-        shared, engines wake to receive them, then the learner leaves the device."""
+        shared, engines wake their weights to receive them, the learner leaves the device, and
+        only then is there room for the KV cache."""
         if self._alternate:
-            await self._rollouts.wake()
+            await self._rollouts.wake("weights")
         sync: JsonObject = {}
         if not report.no_op:
             self.policy_version += 1
             sync = await self._learner.send_weights(self.policy_version)
         if self._alternate:
             await self._learner.offload()
+            await self._rollouts.wake("kv_cache")
         return sync
 
 

@@ -17,7 +17,9 @@ from tbrl.types import Failed, GroupSummary, JsonObject
 SLOTS, SIZE = 4, 4
 
 
-def summary_of(a: Assignment, version: int, rewards: tuple[float, ...], failures=()) -> GroupSummary:
+def summary_of(
+    a: Assignment, version: int, rewards: tuple[float, ...], failures=()
+) -> GroupSummary:
     return GroupSummary(
         step=a.step,
         slot=a.slot,
@@ -57,14 +59,17 @@ class FakeRollouts:
         if a.task_ref in self.failing:
             down = Failed("backend", "get_rental", "connection refused")
             return summary_of(a, version, (), (down,) * SIZE), a
-        mixed = not self.never_mixed and (int(a.task_ref.removeprefix("task-").removeprefix("t")) + a.step) % 3 != 0
+        mixed = (
+            not self.never_mixed
+            and (int(a.task_ref.removeprefix("task-").removeprefix("t")) + a.step) % 3 != 0
+        )
         return summary_of(a, version, (1.0, 0.0, 0.0, 0.0) if mixed else (0.0,) * SIZE), a
 
     async def sleep(self) -> None:
         self.log.append("sleep")
 
-    async def wake(self) -> None:
-        self.log.append("wake")
+    async def wake(self, part: str) -> None:
+        self.log.append(f"wake {part}")
 
 
 @dataclass
@@ -179,7 +184,7 @@ def test_a_step_without_signal_sends_no_weights_and_keeps_the_version() -> None:
 
 def test_where_devices_are_shared_the_phases_alternate() -> None:
     _, learner, _ = run_steps(1, alternate=True)
-    assert learner.rollouts.log == ["sleep", "wake"]
+    assert learner.rollouts.log == ["sleep", "wake weights", "wake kv_cache"]
     expected = ["onload", "begin", *["add"] * SLOTS, "finish", "send", "offload"]
     assert learner.log == expected
 

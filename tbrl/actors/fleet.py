@@ -204,9 +204,10 @@ class RolloutFleet:
             *(self._within(actor.sleep.remote(), 120, "sleep") for actor in self.actors)
         )
 
-    async def wake(self) -> None:
+    async def wake(self, part: str) -> None:
+        """`part` is `weights` or `kv_cache`."""
         await asyncio.gather(
-            *(self._within(actor.wake.remote(), 120, "wake-up") for actor in self.actors)
+            *(self._within(actor.wake.remote(part), 120, "wake-up") for actor in self.actors)
         )
 
     async def stop(self) -> None:

@@ -168,8 +168,8 @@ class RolloutWorker:
     async def sleep(self) -> None:
         await self._engine.sleep()
 
-    async def wake(self) -> None:
-        await self._engine.wake()
+    async def wake(self, part: str) -> None:
+        await self._engine.wake(part)
 
     async def policy_version(self) -> int:
         return self._engine.policy_version

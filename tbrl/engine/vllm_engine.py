@@ -186,8 +186,10 @@ class VllmEngine:
         """Free the device for the learner (weights to host, KV cache dropped). No-op on CPU."""
         await self._llm.sleep(level=1)
 
-    async def wake(self) -> None:
-        await self._llm.wake_up()
+    async def wake(self, part: str) -> None:
+        """`weights` first, so that they can be updated while the learner still holds the device;
+        `kv_cache` when it has left."""
+        await self._llm.wake_up(tags=[part])
 
     def shutdown(self) -> None:
         """End the engine core's process."""

@@ -116,9 +116,33 @@ class VllmSender:
                 packed=True,
             )
         self._engine: Any = None
+        self._metadata: list[Any] = []
+
+    def _source(self, weights: NamedWeights) -> Any:
+        """vLLM's WeightSource over our iterator, digesting what passes. Names, dtypes and shapes
+        never change, so the pass that learns them is made once."""
+        from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+        if not self._metadata:
+            self._metadata = [ParamMeta(n, t.dtype, tuple(t.shape)) for n, t in weights()]
+        metadata = self._metadata
+
+        class TappedSource(WeightSource):
+            digest = WeightDigest()
+            bytes = 0
+
+            def metadata(self) -> list[Any]:
+                return metadata
+
+            def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+                for name, tensor in self.digest.tap(weights()):
+                    self.bytes += tensor.numel() * tensor.element_size()
+                    yield name, tensor
+
+        return TappedSource()
 
     def send(self, weights: NamedWeights, version: int) -> SentWeights | None:
-        source: Any = _TappedSource(weights)
+        source = self._source(weights)
         if self._engine is None:
             from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
@@ -135,33 +159,6 @@ class VllmSender:
     def close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
-
-
-class _TappedSource:
-    """vLLM's WeightSource protocol over our iterator, digesting what passes."""
-
-    def __init__(self, weights: NamedWeights) -> None:
-        self._weights = weights
-        self.digest = WeightDigest()
-        self.bytes = 0
-
-    def metadata(self) -> list[Any]:
-        from vllm.distributed.weight_transfer.base import ParamMeta
-
-        return [ParamMeta(name, t.dtype, tuple(t.shape)) for name, t in self._weights()]
-
-    def held_names(self) -> None:
-        return None
-
-    def groups(self) -> list[list[str]]:
-        from vllm.distributed.weight_transfer.base import layerwise_groups
-
-        return layerwise_groups([meta.name for meta in self.metadata()])
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in self.digest.tap(self._weights()):
-            self.bytes += tensor.numel() * tensor.element_size()
-            yield name, tensor
 
 
 class _ControlClient:
