@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tbrl.episode.interpretation import Reading
+from tbrl.episode.messages import assistant_message
 from tbrl.episode.rendering import Renderer
 from tbrl.types import Generation, ToolSpec, Turn
 
@@ -95,7 +96,7 @@ class Transcript:
                 seed=seed,
             )
         )
-        self._messages.append(_message_of(reading))
+        self._messages.append(assistant_message(reading.text, reading.reasoning, reading.calls))
 
     def observed(self, observations: Sequence[Observation], after: Generation) -> bool:
         """Append what the environment said. False when its tokens do not fit: the turns are
@@ -151,15 +152,3 @@ class Transcript:
             "action_mask": np.asarray(self.mask, dtype=bool),
             "behaviour_logprobs": np.asarray(self.logprobs, dtype=np.float32),
         }
-
-
-def _message_of(reading: Reading) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reading.text}
-    if reading.reasoning:
-        message["reasoning_content"] = reading.reasoning
-    if reading.calls:
-        message["tool_calls"] = [
-            {"type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-            for c in reading.calls
-        ]
-    return message

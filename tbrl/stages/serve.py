@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tbrl.config import Config
 from tbrl.policy.builtin import policy_folder
-from tbrl.records.run_dir import RunDir
 
 
 def main(config: Config) -> None:
     """Serves `model.path`; its backend's log goes to <runs_dir>/serve-<run>.log."""
     from tbrl.serving.server import serve
 
-    log = RunDir.log_path(config.runs_dir, f"serve-{config.run}")
+    log = Path(config.runs_dir) / f"serve-{config.run}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
     serve(config, policy_folder(config.model.path), log)

@@ -1,5 +1,6 @@
 """stage=verify: every recorded output of a run through the loop's interpreter and through the
-serving stack's own parsers; a difference in a well-formed output fails."""
+serving stack's own parsers, and every recorded turn against its own token ids. A difference in a
+well-formed output, or between a record and its ids, fails."""
 
 from __future__ import annotations
 
@@ -12,11 +13,15 @@ from rich.console import Console
 from tbrl.config import Config
 from tbrl.domains.registry import all_domains
 from tbrl.engine.environment import apply, engine_environment
-from tbrl.episode.verification import Output, VerifyReport, verify_outputs
+from tbrl.episode.interpretation import Interpreter
+from tbrl.episode.parity import Difference
+from tbrl.episode.rendering import Renderer
+from tbrl.episode.verification import Output, VerifyReport, verify_episode, verify_outputs
 from tbrl.errors import ConfigError, TbrlError
 from tbrl.policy.builtin import policy_folder
 from tbrl.records.episodes import read_groups
 from tbrl.records.run_dir import RunDir
+from tbrl.serving.server import readers
 from tbrl.tasks.schema import read_tasks
 from tbrl.types import ToolSpec
 
@@ -28,39 +33,41 @@ class ParityDiffers(TbrlError):
 def main(config: Config) -> None:
     """Reads the episodes of `run`, or with `compare=[file.jsonl]` raw outputs
     ({"text": ..., "scenario_id": ..., "finish_reason": "stop"} a line)."""
-    from tbrl.serving.server import readers
-
     apply(engine_environment("cpu", 1))
-    folder = policy_folder(config.model.path)
-    renderer, interpreter = readers(config, folder)
     from transformers import AutoTokenizer
 
+    folder = policy_folder(config.model.path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    renderer, interpreter = readers(config, folder)
+    differences: list[Difference] = []
+    outputs: Iterator[Output]
     if config.compare:
         outputs = (o for name in config.compare for o in raw_outputs(Path(name)))
     else:
-        outputs = recorded_outputs(RunDir.existing(config.runs_dir, config.run), interpreter)
+        run = RunDir.existing(config.runs_dir, config.run)
+        outputs = recorded_outputs(run, interpreter, renderer, differences)
     report = verify_outputs(outputs, tokenizer, interpreter)
-    print_report(report, Console(highlight=False))
-    if report.differences:
-        raise ParityDiffers(
-            f"{len(report.differences)} well-formed outputs are read differently; first: "
-            f"{report.differences[0]}"
-        )
+    differences += report.differences
+    print_report(report, differences, Console(highlight=False))
+    if differences:
+        raise ParityDiffers(f"{len(differences)} differences; first: {differences[0]}")
 
 
-def print_report(report: VerifyReport, console: Console) -> None:
+def print_report(report: VerifyReport, differences: list[Difference], console: Console) -> None:
     console.print(
         f"{report.total} outputs, {report.compared} well-formed and compared, "
-        f"{len(report.differences)} differences"
+        f"{len(differences)} differences"
     )
     for kind, count in report.irregular.items():
         console.print(f"  irregular: {kind}: {count}")
 
 
-def recorded_outputs(run: RunDir, interpreter: object) -> Iterator[Output]:
-    """Every sampled turn of every recorded episode; raises ConfigError when there is none, and
-    InvariantError for an episode file that was changed."""
+def recorded_outputs(
+    run: RunDir, interpreter: Interpreter, renderer: Renderer, differences: list[Difference]
+) -> Iterator[Output]:
+    """Every sampled turn of every recorded episode; records that do not follow from their ids go
+    into `differences`. Raises ConfigError when the run recorded no steps, InvariantError for an
+    episode file that was changed."""
     steps = run.recorded_steps()
     if not steps:
         raise ConfigError(f"run={run.name} recorded no steps; train first, or give compare=[file]")
@@ -68,15 +75,14 @@ def recorded_outputs(run: RunDir, interpreter: object) -> Iterator[Output]:
     for step in steps:
         for stored in read_groups(run.episodes(step)):
             for episode in stored.group.episodes:
+                own = tools[episode.task_ref]
+                differences += verify_episode(episode, own, interpreter, renderer)
                 ids = [*episode.prompt_ids.tolist(), *episode.response_ids.tolist()]
                 for turn in episode.turns:
                     if turn.role == "assistant":
-                        yield Output.of_ids(
-                            f"step {step} {episode.key} ids {turn.start}:{turn.end}",
-                            ids[turn.start : turn.end],
-                            tools[episode.task_ref],
-                            interpreter,
-                        )
+                        where = f"step {step} {episode.key} ids {turn.start}:{turn.end}"
+                        sampled = ids[turn.start : turn.end]
+                        yield Output.of_ids(where, sampled, own, interpreter)
 
 
 def tools_of_tasks(run: RunDir) -> dict[str, tuple[ToolSpec, ...]]:
