@@ -84,8 +84,11 @@ class CaseFile:
         self._asked_by: dict[str, list[str]] = {}
         self._says: dict[str, str] = {}
         self._persona = rng.choice(PERSONAS)
+        self.speaker = self.name
+        """Who writes: the customer, unless a template says otherwise."""
         self.customer = self._person()
         self.customer_id = int(self.customer["id"])
+        self.fact("name", self.name, ["full name", "your name"], "My name is {value}.")
         for name in ("birth_date", "postcode"):
             self.fact(name, self.customer[name], ASKED_BY[name], SAYS[name])
         self.namesake = rng.random() < 0.3
@@ -120,8 +123,8 @@ class CaseFile:
         """A query: a greeting with the name, one of the forms, perhaps something beside the
         point."""
         greeting = self.rng.choice(GREETINGS).format(name=self.name)
-        aside = self.rng.choice(ASIDES)
-        return f"{greeting} {self.rng.choice(forms).format(**words)}{aside}"
+        wish = self.rng.choice(forms).format(**words)
+        return f"{greeting} {wish[0].upper()}{wish[1:]}{self.rng.choice(ASIDES)}"
 
     def identify(self) -> Plan:
         """The opening of every plan: ask, find, verify. Plans say `yield from case.identify()`."""
@@ -197,7 +200,7 @@ class CaseFile:
             f"- {self._says[name].replace('{value}', value)}" for name, value in self.facts.items()
         )
         return (
-            f"You are {self.name}: {self._persona}.\n{goal}\n"
+            f"You are {self.speaker}: {self._persona}.\n{goal}\n"
             f"What you know, to be told only when asked:\n{knows}"
         )
 

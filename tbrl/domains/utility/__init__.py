@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tbrl.domains.base import Domain, Size
+from tbrl.domains.utility.full import FULL
 from tbrl.domains.utility.seed import SEED
 from tbrl.domains.utility.templates import TEMPLATES
 from tbrl.domains.utility.tools import TOOLS
@@ -19,7 +20,8 @@ DOMAIN = Domain(
             policy=(_HERE / "policy_compact.md").read_text().strip(),
             tools=TOOLS,
             templates=TEMPLATES,
-        )
+        ),
+        "full": FULL,
     },
     training=False,
     excluded_columns={"tickets": frozenset({"note"})},

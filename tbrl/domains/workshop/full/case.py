@@ -46,6 +46,9 @@ class JobFile(CaseFile):
         self.model = models[0][0]
         self.electric = models[0][1] == "electric"
         self.bay = "high_voltage" if self.electric else "general"
+        asked_by = ["which vehicle", "which car", "plate", "registration"]
+        says = f"It is the {self.model}, plate {{value}}."
+        self.fact("vehicle", self.vehicle["plate"], asked_by, says)
         if self.namesake:
             other = next(c["id"] for c in self.rows["customers"] if c["id"] != self.customer_id)
             self._vehicle(int(other), *models[0])

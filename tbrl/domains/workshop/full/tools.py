@@ -35,6 +35,11 @@ def _add_hours(world: World, day: str, bay: str, hours: float) -> None:
     )
 
 
+def _age(birth_date: str, now: str) -> int:
+    """Full years."""
+    return int(now[:4]) - int(birth_date[:4]) - (now[5:10] < birth_date[5:])
+
+
 @tool()
 def search_help(
     world: World,
@@ -52,7 +57,7 @@ def find_customer(
     phone: Annotated[str | None, "narrows the search to this phone number"] = None,
 ) -> Any:
     """Find customers by name. Several customers can have the same name."""
-    rows = world.all("SELECT id, name, phone FROM customers WHERE name = ? ORDER BY id", name)
+    rows = world.all("SELECT * FROM customers WHERE name = ? COLLATE NOCASE ORDER BY id", name)
     return [
         {"customer_id": row["id"], "name": row["name"]}
         for row in rows
@@ -73,13 +78,13 @@ def verify_identity(
 
 @tool()
 def get_customer(world: World, customer_id: int) -> Any:
-    """Tier and vehicles of a customer, with open recalls and the jobs of each vehicle."""
+    """Age, tier and vehicles of a customer, with open recalls and the jobs of each vehicle."""
     customer = desk.customer_of(world, customer_id)
     vehicles = world.all("SELECT * FROM vehicles WHERE customer_id = ? ORDER BY id", customer_id)
     return {
         "customer_id": customer_id,
         "name": customer["name"],
-        "birth_date": customer["birth_date"],
+        "age": _age(customer["birth_date"], world.now),
         "tier": customer["tier"],
         "vehicles": [
             {
