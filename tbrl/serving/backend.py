@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from tbrl.errors import BackendFailure
 
 STOP_GRACE_S = 10.0
 POLL_S = 0.25
+_PR_SET_PDEATHSIG = 1
 
 
 def server_command(
@@ -58,6 +60,12 @@ def server_command(
     return [*command, *(f"--{key}={value}" for key, value in options.items()), *flags]
 
 
+def _end_with_parent() -> None:
+    """In the child: get SIGTERM when the parent is killed without a chance to clean up (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class Backend:
     """A running server. Use as a context manager; leaving it ends the whole process group."""
 
@@ -73,6 +81,7 @@ class Backend:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # its workers can be ended with it
+                preexec_fn=_end_with_parent,
             )
 
     @classmethod

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from pathlib import Path
 
 import uvicorn
@@ -21,6 +23,8 @@ MODEL_NAME = "policy"
 def serve(config: Config, folder: str, log: Path) -> None:
     """Serve the policy in `folder` until interrupted. Raises ConfigError when the key's variable
     is empty or the template is refused, BackendFailure when the engine does not start."""
+    # uvicorn raises a SIGTERM again after its own shutdown; the engine must be ended before that.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     key = api_key(config.serve.api_key_env)
     renderer, interpreter = readers(config, folder)
     serving = config.serve
