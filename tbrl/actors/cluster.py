@@ -66,6 +66,8 @@ class Cluster:
     async def start_learner(self, checkpoints: str, policy: str = "") -> LearnerRanks:
         """Learner ranks on the policy in folder `policy` (default: the cluster's)."""
         config = self.config
+        if self.learner is not None:
+            await self.learner.stop(gently=False)
         settings = LearnerSettings(
             algorithm=config.algorithm,
             model=replace(config.model, path=policy or self.policy),

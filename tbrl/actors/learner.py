@@ -14,12 +14,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
 
 from tbrl.actors.actor import actor, spawn
 from tbrl.config import AlgorithmConfig, CheckpointConfig, ModelConfig, TopologyConfig
 from tbrl.controller import LearnerReport
 from tbrl.engine.weights import SentWeights, ShmSender, VllmSender, WeightEcho, WeightSender
-from tbrl.errors import BackendFailure
+from tbrl.errors import TbrlError
 from tbrl.types import EpisodeGroup, JsonObject, Sampling
 
 UPDATE_DEADLINE_S = 600.0
@@ -40,6 +41,10 @@ class LearnerSettings:
     """Folder of the run's checkpoints."""
     run_id: str
     """Names this run's files in shared memory."""
+
+
+class LearnerLost(TbrlError):
+    """A learner rank died: all ranks must start again from the last checkpoint."""
 
 
 class RayEngineControl:
@@ -124,6 +129,9 @@ class LearnerRank:
             self._sender = VllmSender(
                 control, self._rank, s.topology.weight_transfer, gpus + 1, address, _free_port()
             )
+
+    def ping(self) -> None:
+        """Answers while the process lives."""
 
     def begin_step(self) -> None:
         self._learner.begin_step()
@@ -274,6 +282,21 @@ class LearnerRanks:
             async with asyncio.timeout(seconds):
                 return list(await asyncio.gather(*references))
         except TimeoutError:
-            raise BackendFailure(
-                "deadline", "learner", f"{what}: no answer in {seconds:g} s"
-            ) from None
+            raise LearnerLost(f"learner: {what}: no answer in {seconds:g} s") from None
+        except RayActorError as error:
+            raise LearnerLost(f"learner: {what}: a rank died") from error
+        except RayTaskError as error:
+            # One dead rank breaks the collectives of the others, whose errors may come first.
+            if await self._rank_is_dead():
+                raise LearnerLost(f"learner: {what}: a rank died ({error.cause})") from error
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
+
+    async def _rank_is_dead(self) -> bool:
+        answers = await asyncio.gather(
+            *(asyncio.wait_for(_answer(rank), 10) for rank in self.actors), return_exceptions=True
+        )
+        return any(isinstance(answer, RayActorError | TimeoutError) for answer in answers)
+
+
+async def _answer(rank: ActorHandle) -> None:
+    await rank.ping.remote()

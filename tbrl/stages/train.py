@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tbrl.actors.cluster import Cluster
+from tbrl.actors.learner import LearnerLost
 from tbrl.config import Config
 from tbrl.controller import Controller
 from tbrl.errors import ConfigError
@@ -21,6 +22,9 @@ from tbrl.stages.gate import manifest_extra
 from tbrl.stages.recording import StepRecorder
 from tbrl.tasks.load import load_tasks, read_refs
 from tbrl.types import GroupSummary, JsonObject, Task
+
+MAX_LOSSES = 3
+"""Learner losses of one run that are repaired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,23 @@ async def train(
     cluster: Cluster, run: RunDir, pool: list[str], view: RunView, resume: bool, extra: JsonObject
 ) -> Trained:
     """Train on `pool` until `algorithm.steps`; `extra` goes into every checkpoint's manifest.
-    With `resume`, from the newest complete checkpoint (from the start if there is none)."""
+    With `resume`, from the newest complete checkpoint (from the start if there is none). When a
+    learner rank dies, all start again from there; a run whose learner keeps dying ends."""
+    losses = 0
+    while True:
+        try:
+            return await _train_from_checkpoint(cluster, run, pool, view, resume, extra)
+        except LearnerLost as lost:
+            losses += 1
+            if losses > MAX_LOSSES:
+                raise
+            view.line(f"{lost}; starting again from the last checkpoint")
+            resume = True
+
+
+async def _train_from_checkpoint(
+    cluster: Cluster, run: RunDir, pool: list[str], view: RunView, resume: bool, extra: JsonObject
+) -> Trained:
     config = cluster.config
     algorithm = config.algorithm
     stream = TaskStream(pool, algorithm.seed)
