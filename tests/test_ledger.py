@@ -155,3 +155,34 @@ def test_failures_are_counted_by_kind_place_and_length(started):
 def test_a_length_lies_in_its_bucket(tokens):
     low, _, high = length_bucket(tokens).partition("-")
     assert int(low) <= tokens <= int(high or low)
+
+
+def test_retries_favour_short_episodes_and_the_ledger_shows_it():
+    """Failures that grow with length (a deadline, a flaky backend) thin out long episodes: the
+    schedule cannot undo that, so it must be visible by length."""
+    rng = random.Random(4)
+    lengths = {f"task/{i}": 60 if i % 2 else 700 for i in range(40)}
+    schedule = SlotSchedule(TaskStream(list(lengths), 1), 8, 99)
+    trained, failed, causes = {60: 0, 700: 0}, {}, {}
+    for step in range(1, 41):
+        schedule.begin_step(step)
+        ledger = StepLedger(step)
+        while not schedule.complete:
+            for assignment in schedule.ready():
+                length = lengths[assignment.task_ref]
+                down = rng.random() < length / 1000
+                verdict = "failed" if down else rng.choice(["accepted", "zero_variance"])
+                summary = replace(summary_of(assignment, verdict, length), retried=())
+                ledger.dispatched(assignment, GROUP)
+                ledger.received(assignment, summary)
+                ledger.settle(schedule.resolve(assignment, summary.verdict))
+        row = ledger.close()
+        for assignment in schedule.committed:
+            trained[lengths[assignment.task_ref]] += 1
+        for bucket, count in row.accounts["failed"].lengths.items():
+            failed[bucket] = failed.get(bucket, 0) + count
+        for failure in row.failures:
+            causes[failure.length] = causes.get(failure.length, 0) + failure.count
+    assert trained[60] > 2 * trained[700]
+    assert failed["512-1023"] > 5 * failed["32-63"]
+    assert causes["512-1023"] > 5 * causes["32-63"]
