@@ -33,6 +33,12 @@ class Ranks:
         """Element-wise float64 maximum over ranks."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
+    def sum_integers(self, values: torch.Tensor) -> torch.Tensor:
+        """Element-wise int64 sum over ranks; wraps."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
         if self.world == 1:
             return list(values)

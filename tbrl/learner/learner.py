@@ -22,7 +22,7 @@ from tbrl.config import AlgorithmConfig, ModelConfig
 from tbrl.errors import ConfigError, InvariantError
 from tbrl.learner.accumulate import Aggregation, PackingSettings, StepAccumulator
 from tbrl.learner.checkpoint import Checkpointer, Manifest, load_state
-from tbrl.learner.digest import digest_tensors
+from tbrl.learner.digest import digest_parameters
 from tbrl.learner.distributed import Ranks
 from tbrl.learner.fsdp2 import EngineSettings, Fsdp2Learner, StepStats
 from tbrl.learner.loss import LossSettings, TokenSums
@@ -216,8 +216,9 @@ class GrpoLearner:
         return self.engine.iter_full_params(dtype)
 
     def digest(self) -> str:
-        """`digest_tensors` of the float32 master weights. Collective; equal on all ranks."""
-        self.known_digest = digest_tensors(self.weights())
+        """Of the float32 master weights (digest.py). Collective; equal on all ranks."""
+        named = self.engine.state()["model"].items()
+        self.known_digest = digest_parameters(named, self.ranks)
         return self.known_digest
 
     def offload(self) -> None:
