@@ -57,6 +57,9 @@ def test_equal_masses_go_to_the_harder_band():
     # 1 of 2: Beta(1.5, 1.5) has its mass in the two outer middle bands, equally.
     assert masses.argmax() == 2
     assert band_of(1, 2, symmetric) == "difficult"
+    # However the two masses are rounded: outer bands only, so that the tie is the maximum.
+    for n in range(2, 60, 2):
+        assert band_of(n // 2, n, (0.01, 0.499, 0.501, 0.99)) == "difficult"
 
 
 def test_no_probes_have_no_band():
