@@ -26,7 +26,7 @@ from tbrl.curation.probes import Probes, read_probes
 from tbrl.curation.selection import Rule, Screen, select
 from tbrl.curation.split import stratified_split
 from tbrl.curation.sweep import grid, sweep
-from tbrl.curation.sweep_report import sweep_table, write_sweep
+from tbrl.curation.sweep_page import sweep_page
 from tbrl.errors import ConfigError
 from tbrl.types import GradingSpec, PublicTask, Task
 
@@ -365,21 +365,13 @@ def test_more_probes_make_membership_more_stable():
     assert many.stability > few.stability + 0.1 and many.firm > few.firm
 
 
-def test_sweep_ends_in_one_table_and_one_page(tmp_path):
+def test_sweep_page_shows_every_setting_and_band():
     rng = np.random.default_rng(3)
     probes = {f"t{i}": Probes(f"t{i}", tuple(rng.random(8) < rng.random())) for i in range(40)}
-    edges = [
-        (0.08, 0.4, 0.6, 0.9),
-        (0.1, 0.3, 0.7, 0.9),
-        (0.05, 0.5, 0.7, 0.95),
-        (0.2, 0.4, 0.6, 0.8),
-    ]
-    keep = ("difficult", "intermediate", "frequently_solved")
-    results = sweep(probes, grid(edges), keep, 18)
-    page = write_sweep(results, keep, tmp_path).read_text()
-    rows = orjson.loads((tmp_path / "sweep.json").read_bytes())
-    assert [row["pool"] for row in rows] == [r.pool for r in results]
-    assert all(r.point.name in page for r in results) and page.count("<rect") == 4 * 6
-    assert sweep_table(results).row_count == 4
+    edges = [(0.08, 0.4, 0.6, 0.9), (0.1, 0.3, 0.7, 0.9), (0.05, 0.5, 0.7, 0.95)]
+    results = sweep(probes, grid(edges), ("difficult", "intermediate"), 18)
+    page = sweep_page(results, "<sweep>")
+    assert all(r.point.name in page for r in results) and page.count("<rect") == 3 * 6
+    assert "&lt;sweep&gt;" in page and "<sweep>" not in page
     with pytest.raises(ConfigError, match="no settings"):
-        write_sweep([], keep, tmp_path)
+        sweep_page([], "t")

@@ -1,60 +1,85 @@
-"""The picture of a curation sweep: band counts, expected mixed groups and stability by setting."""
+"""What a sweep came to, on one self-contained page: band counts, yield and stability by setting."""
 
 from __future__ import annotations
 
-import html
-import io
 from collections.abc import Sequence
 
-import matplotlib
+import jinja2
+from markupsafe import Markup
 
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
-
-from tbrl.curation.posterior import BANDS
+from tbrl.curation.posterior import BANDS, UNPROBED
 from tbrl.curation.sweep import SweepResult
+from tbrl.errors import ConfigError
+from tbrl.evaluation.canvas import WIDE, Canvas
 
-_COLORS = ("#b8bcc8", "#5b7fd1", "#2f9e8f", "#d99a2b", "#d9d2c4")
-"""One per band, from rarely to nearly always solved: what is usually kept is saturated."""
-
-
-def sweep_page(results: Sequence[SweepResult], title: str) -> str:
-    """One self-contained HTML page."""
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        f"<title>{html.escape(title)}</title>"
-        "<style>body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;"
-        "padding:0 1rem;color:#1b1f27}svg{width:100%;height:auto}</style>"
-        f"<h1>{html.escape(title)}</h1>{_svg(results)}"
-        "<p>Bars: candidates by difficulty band. Second panel: mixed groups expected among a "
-        "step's first attempts, and the overlap (Jaccard) of the pool with the one that fresh "
-        "probes would give.</p></html>"
+BAND_COLORS = dict(
+    zip(
+        (*BANDS, UNPROBED),
+        ("#b9b4a5", "#2f5fd0", "#0f8a7d", "#d9822b", "#d8d4c8", "#ecebe6"),
+        strict=True,
     )
+)
+
+COLUMNS = (
+    *("setting", "pool", "difficult", "intermediate", "frequently"),
+    *("P(mixed)", "mixed groups a step", "stability", "firm"),
+)
 
 
-def _svg(results: Sequence[SweepResult]) -> str:
-    names = [result.point.name for result in results]
-    with plt.rc_context({"svg.fonttype": "none", "font.size": 10}):
-        height = 1.4 + 0.45 * len(results)
-        figure, (bands, yields) = plt.subplots(1, 2, figsize=(11, height), sharey=True)
-        left = [0] * len(results)
-        for band, color in zip(BANDS, _COLORS, strict=True):
-            counts = [result.bands[band] for result in results]
-            bands.barh(names, counts, left=left, color=color, label=band.replace("_", " "))
-            left = [a + b for a, b in zip(left, counts, strict=True)]
-        bands.set_xlabel("candidates")
-        bands.invert_yaxis()
-        bands.legend(fontsize=8, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
-        yields.barh(names, [r.mixed_per_step for r in results], color="#5b7fd1")
-        yields.set_xlabel("mixed groups a step")
-        for place, result in enumerate(results):
-            text = f" pool {result.pool}, stability {result.stability:.2f}"
-            yields.text(result.mixed_per_step, place, text, va="center", fontsize=9)
-        yields.margins(x=0.5)
-        for axes in (bands, yields):
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.tight_layout()
-        out = io.StringIO()
-        figure.savefig(out, format="svg")
-        plt.close(figure)
-    return out.getvalue()[out.getvalue().index("<svg") :]
+def rows_of(results: Sequence[SweepResult]) -> list[tuple[str, ...]]:
+    """One row per setting, under COLUMNS."""
+    return [
+        (
+            r.point.name,
+            str(r.pool),
+            *(str(r.bands[band]) for band in BANDS[1:4]),
+            f"{r.mixed:.3f}",
+            f"{r.mixed_per_step:.1f}",
+            f"{r.stability:.2f}",
+            f"{100 * r.firm:.0f} %",
+        )
+        for r in results
+    ]
+
+
+def sweep_chart(results: Sequence[SweepResult], keep: Sequence[str]) -> str:
+    """One stacked bar per setting; at its end the pool and the stability of membership."""
+    total = max((sum(r.bands.values()) for r in results), default=1) or 1
+    row, left = 30, 250
+    canvas = Canvas(
+        (0.0, float(total)), (0.0, 1.0), WIDE, 24 + row * len(results), left, 190, 4, 20
+    )
+    for i, result in enumerate(results):
+        y, base = 6.0 + row * i, 0.0
+        canvas.text(left - 12, y + 14, result.point.name, "end", "name")
+        for band, color in BAND_COLORS.items():
+            count = result.bands[band]
+            x, width = canvas.px(base), canvas.px(base + count) - canvas.px(base)
+            faint = 1.0 if band in keep else 0.45
+            title = f"{band.replace('_', ' ')}: {count}"
+            canvas.add(
+                "rect", title, x=x, y=y, width=width, height=20, fill=color, fill_opacity=faint
+            )
+            base += count
+        text = f"pool {result.pool}, stability {result.stability:.2f}"
+        canvas.text(WIDE - 180, y + 14, text, "start")
+    return canvas.svg("candidates per band under each setting")
+
+
+def sweep_page(
+    results: Sequence[SweepResult],
+    title: str,
+    keep: Sequence[str] = ("difficult", "intermediate", "frequently_solved"),
+) -> str:
+    """The page as HTML: the plot, then the comparison table. ConfigError without results."""
+    if not results:
+        raise ConfigError("sweep: no settings to compare")
+    loader = jinja2.PackageLoader("tbrl.curation", "")
+    template = jinja2.Environment(loader=loader, autoescape=True).get_template("sweep.html.jinja")
+    return template.render(
+        title=title,
+        chart=Markup(sweep_chart(results, keep)),
+        rows=rows_of(results),
+        columns=COLUMNS,
+        colors=BAND_COLORS,
+    )
