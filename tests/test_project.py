@@ -1,5 +1,6 @@
 """The project installs what it says, without a GPU, and its scripts are well formed."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -31,6 +32,25 @@ def test_every_dependency_of_the_package_is_pinned_in_the_lock():
     extras = PROJECT["optional-dependencies"]
     wanted = names(PROJECT["dependencies"] + extras["cpu"] + extras["dev"])
     assert wanted - set(PINNED) == set()
+
+
+def test_every_import_is_declared_and_every_declared_package_is_imported():
+    """`mcp_types` and the like come with the package of the same first word."""
+    imported = set()
+    for path in ROOT.glob("tbrl/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                imported.add(node.module.split(".")[0])
+    third_party = imported - set(sys.stdlib_module_names) - {"tbrl", "mcp_types"}
+    package_of = {"hydra": "hydra-core", "yaml": "pyyaml"}
+    used = {package_of.get(name, name) for name in third_party}
+    extras = PROJECT["optional-dependencies"]
+    required = names(PROJECT["dependencies"])
+    optional = names(extras["gpu"] + extras["zero"] + extras["tracking"])
+    assert used - required - optional == set()
+    assert required - used == set()
 
 
 def test_the_lock_names_no_host_or_machine_path():
