@@ -30,7 +30,14 @@ def labels_of(tasks: list[Task]) -> dict[str, TaskLabels]:
             ordinary = all(t.ordinary for t in size.templates if t.name == public.template)
             effects = replay.golden(task).effects
             ticket_only = all(change.table in domain.ticket_tables for change in effects)
-        labels[task.task_ref] = TaskLabels(public.domain, public.template, ordinary, ticket_only)
+        labels[task.task_ref] = TaskLabels(
+            public.domain,
+            public.template,
+            ordinary,
+            ticket_only,
+            transfer=domain is not None and not domain.training,
+            eval_only=public.eval_only,
+        )
     return labels
 
 
