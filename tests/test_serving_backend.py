@@ -47,7 +47,7 @@ def runs(pid: int) -> bool:
 
 def test_server_that_ends_while_starting_is_reported_with_its_last_line(tmp_path: Path) -> None:
     backend = start("print('loading'); raise SystemExit('no such model')", tmp_path)
-    with backend, pytest.raises(BackendFailure, match="ended with code 1.*no such model"):
+    with backend, pytest.raises(BackendFailure, match=r"ended with code 1.*no such model"):
         backend.wait_ready(60)
 
 

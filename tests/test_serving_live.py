@@ -19,7 +19,7 @@ from tbrl.serving.proxy import Proxy
 from tbrl.serving.server import readers
 from tbrl.types import Sampling
 
-pytestmark = pytest.mark.slow  # starts vLLM twice
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # starts vLLM twice
 
 OPENINGS = (
     "I want to return rental 123. My PIN is 4321.",
@@ -53,7 +53,7 @@ def test_chat_path_is_the_token_path_on_the_real_engine(tmp_path: Path) -> None:
     log = tmp_path / "backend.log"
     models = (config.model, config.engine, config.topology)
     with Backend.start(folder, "policy", port, *models, log) as backend:
-        backend.wait_ready(240)
+        backend.wait_ready(400)
         engine = VllmCompletions(backend.url, "policy", 1024, renderer.stop_ids)
         app = Proxy(engine, renderer, interpreter, "policy").app
         chats = asyncio.run(chat(app, size.policy, [t.as_function() for t in tools]))
