@@ -99,11 +99,15 @@ def _embedded(config: TasksConfig, split: str) -> list[Task]:
 
 
 def _trained(config: TasksConfig) -> Iterable[Domain]:
+    """The chosen domains that may train: held-out ones among them are for evaluation only."""
     chosen = [domain_of(name) for name in config.domains] or list(training_domains())
-    for domain in chosen:
-        if not domain.training:
-            raise ConfigError(f"tasks.domains: {domain.name!r} is held out and never trains")
-    return _sized(chosen, config.size)
+    trained = [domain for domain in chosen if domain.training]
+    if not trained:
+        raise ConfigError(
+            f"tasks.domains={config.domains}: all of them are held out and never train; add one "
+            f"of {[domain.name for domain in training_domains()]}"
+        )
+    return _sized(trained, config.size)
 
 
 def _evaluated(config: TasksConfig) -> tuple[Iterable[Domain], Iterable[Domain]]:
