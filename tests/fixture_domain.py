@@ -109,11 +109,14 @@ def run_sql(w: World, sql: str) -> Any:
 
 
 @tool(writes=True)
-def write_then_break(w: World, how: Literal["model", "bug", "constraint"]) -> Any:
+def write_then_break(w: World, how: Literal["model", "bug", "constraint", "commit"]) -> Any:
     """Write, then fail."""
     w.run("INSERT INTO log VALUES ('half', 1)")
     if how == "model":
         raise ModelError("not allowed")
+    if how == "commit":
+        w.conn.commit()
+        raise ModelError("after the fact")
     if how == "bug":
         raise ZeroDivisionError("tool bug")
     w.run("INSERT INTO loans (member_id, code) VALUES (999, 'B1')")

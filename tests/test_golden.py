@@ -38,7 +38,7 @@ REPLAY = GoldenReplay(DOMAINS)
 Call = tuple[str, JsonObject]
 
 
-def tasks_of(name: str, size: str, per_template: int = 3) -> list[Task]:
+def tasks_of(name: str, size: str, per_template: int = 2) -> list[Task]:
     names = names_of("candidate")
     drafted = generate_tasks([DOMAINS[name]], size, per_template, 0, "candidate", names)
     return [draft.task for draft in drafted]

@@ -156,6 +156,14 @@ def test_a_call_that_is_refused_halfway_leaves_nothing(how: str) -> None:
     assert with_session(use, "hostile") == untouched()
 
 
+def test_a_tool_cannot_commit_by_itself() -> None:
+    async def use(session: EmbeddedSession) -> None:
+        with pytest.raises(BackendFailure, match="not authorized"):
+            await session.call_tool("write_then_break", {"how": "commit"})
+
+    with_session(use, "hostile")
+
+
 def test_a_broken_tool_is_a_backend_failure_and_never_a_reply() -> None:
     async def use(session: EmbeddedSession) -> None:
         with pytest.raises(BackendFailure) as caught:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tbrl.domains.base import Domain
 from tbrl.errors import ConfigError
-from tbrl.sandbox.effects import effects
+from tbrl.sandbox.effects import effects, json_effects
 from tbrl.sandbox.snapshot import Snapshot
-from tbrl.sandbox.state import state_hash
+from tbrl.sandbox.state import json_state_hash, state_hash
 
 SNAPSHOT = Snapshot(LIBRARY)
 TABLES = SNAPSHOT.tables.values()
@@ -201,6 +201,24 @@ def test_a_deleted_row_is_one_change_per_column() -> None:
     assert {(e.kind, e.column, e.after) for e in found} == {
         ("deleted", column, "") for column in ("code", "title", "copies", "price")
     }
+
+
+JSON_STATE = {"orders": [{"id": 1, "total": 33.0, "note": None}, {"id": 2}], "log": [{"w": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("other", "equal"),
+    [
+        ({"log": [{"w": "a"}], "orders": [{"id": 2}, {"total": 33, "id": 1}]}, True),
+        ({"log": [{"w": "a"}], "orders": [{"id": 2, "total": 33}, {"id": 1}]}, False),
+        ({"log": [{"w": "a"}, {"w": "a"}], "orders": [{"id": 2}, {"total": 33, "id": 1}]}, False),
+        ({"log": [{"w": "a", "hidden": 5}], "orders": [{"id": 2}, {"total": 33, "id": 1}]}, True),
+    ],
+)
+def test_a_state_given_as_json_follows_the_same_rules(other: Any, equal: bool) -> None:
+    excluded = {"log": frozenset({"hidden"})}
+    assert (json_state_hash(JSON_STATE, excluded) == json_state_hash(other, excluded)) == equal
+    assert (json_effects(JSON_STATE, other, excluded) == ()) == equal
 
 
 def test_a_patch_row_keeps_the_columns_it_does_not_name() -> None:
