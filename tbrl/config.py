@@ -211,6 +211,8 @@ class TasksConfig:
     seed: int = 0
     exclude: list[str] = field(default_factory=list)
     """Files of task_refs (one a line, or YAML lists) that must not train."""
+    only: str = ""
+    """The one task_ref that stage=sandbox serves; empty = the first held-out task."""
     pool: str = ""
     """Selection list written by curate; empty = all candidates (or the pipeline's own)."""
 

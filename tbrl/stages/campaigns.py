@@ -13,6 +13,7 @@ from tbrl.evaluation.campaign import Campaign, CampaignReport, Progress, Start, 
 from tbrl.evaluation.metrics import TaskLabels
 from tbrl.observability.view import RunView
 from tbrl.rewards.golden import GoldenReplay
+from tbrl.stages.gate import parity_of
 from tbrl.types import Episode, Sampling, Task
 
 
@@ -75,7 +76,7 @@ async def run_on_engines(
         path=plan.path,
         tasks=labels_of(plan.tasks),
         attempts=plan.attempts,
-        policy=f"{plan.policy} {plan.sampling} seed={plan.seed}",
+        policy=f"{plan.policy} {plan.sampling} seed={plan.seed} parity={parity_of(cluster.config)}",
         concurrency=rollout.concurrency * cluster.config.topology.rollout_workers,
         max_tries=rollout.max_tries,
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from rich.console import Console
 
 from tbrl.config import Config
 from tbrl.errors import ConfigError
-from tbrl.learner.checkpoint import latest_complete
+from tbrl.learner.checkpoint import latest_complete, read_manifest
 from tbrl.policy.builtin import policy_folder
 from tbrl.records.run_dir import RunDir
+from tbrl.stages.gate import EXPORT_RECORD
 
 
 def main(config: Config) -> None:
@@ -28,4 +30,7 @@ def export_latest(config: Config, run: RunDir, out: Path) -> Path:
     if checkpoint is None:
         raise ConfigError(f"{run.checkpoints} holds no complete checkpoint to export; train first")
     export(checkpoint, policy_folder(config.model.path), out)
+    caller = read_manifest(checkpoint).extra["caller"]
+    record = {"run": run.name, "step": caller["step"], "parity": caller["parity"]}
+    (out / EXPORT_RECORD).write_text(json.dumps(record, indent=1))
     return out

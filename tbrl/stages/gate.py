@@ -3,18 +3,41 @@ render and read the same way in the loop and in the serving stack."""
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 
 from tbrl.config import Config
+from tbrl.errors import ConfigError
 from tbrl.policy.builtin import policy_folder
 from tbrl.types import JsonObject
+
+EXPORT_RECORD = "tbrl.json"
+"""In an exported folder: what the policy was trained under."""
 
 
 def manifest_extra(config: Config) -> JsonObject:
     """What every checkpoint's manifest says of the policy's words. Raises ConfigError when the
     gate fails."""
+    return {"parity": parity_of(config)}
+
+
+def parity_of(config: Config) -> str:
+    """The gate's hash for the configured model. Raises ConfigError when the gate fails, or when
+    the policy was exported from training under another hash (template, tokenizer or parser
+    differ) and `evaluation.allow_parity_mismatch` does not allow that."""
     m = config.model
-    return {"parity": parity_hash(policy_folder(m.path), m.tool_format, m.strips_reasoning)}
+    folder = policy_folder(m.path)
+    found = parity_hash(folder, m.tool_format, m.strips_reasoning)
+    record = Path(folder) / EXPORT_RECORD
+    trained = json.loads(record.read_text())["parity"] if record.is_file() else found
+    if trained != found and not config.evaluation.allow_parity_mismatch:
+        raise ConfigError(
+            f"model.path={m.path}: trained under parity hash {trained}, here it is {found}: the "
+            "policy's words would be read differently; use the tokenizer, template and tbrl "
+            "version it was trained with, or set evaluation.allow_parity_mismatch=true"
+        )
+    return found
 
 
 @cache

@@ -8,6 +8,7 @@ from tbrl.actors.actor import spawn
 from tbrl.actors.recorder import Recorder, write_step
 from tbrl.config import Config
 from tbrl.controller import StepRecord
+from tbrl.observability.trackers import build_trackers, scalars_of
 from tbrl.observability.view import RunView
 from tbrl.records.jsonl import JsonlWriter
 from tbrl.records.receipts import SlotReceipt, StepReceipt
@@ -30,6 +31,7 @@ class StepRecorder:
         self._metrics = JsonlWriter(run.metrics)
         self._ledger = JsonlWriter(run.ledger)
         self._receipts = JsonlWriter(run.receipts)
+        self._trackers = build_trackers(config.logger, run.root, run.name)
 
     async def on_step(self, record: StepRecord) -> None:
         groups = self._answered(record)
@@ -43,6 +45,8 @@ class StepRecorder:
         self._ledger.write(record.ledger.to_json())
         row = metrics_row(record, self._config)
         self._metrics.write(row)
+        for tracker in self._trackers:
+            tracker.log(record.step, scalars_of(row))
         self._view.step(row)
 
     def _answered(self, record: StepRecord) -> list[tuple[Any, GroupSummary, Any]]:
@@ -84,6 +88,8 @@ class StepRecorder:
     def close(self) -> None:
         for writer in (self._metrics, self._ledger, self._receipts):
             writer.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def metrics_row(record: StepRecord, config: Config) -> JsonObject:
