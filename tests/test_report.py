@@ -15,6 +15,7 @@ from tbrl.evaluation.campaign import Campaign, run_campaign
 from tbrl.evaluation.metrics import TaskLabels
 from tbrl.evaluation.report import headline, render, write_report
 from tbrl.evaluation.report_data import ReportOptions, load_report
+from tbrl.evaluation.task_pages import KIND_OF_DIFFERENCE, by_record
 from tbrl.evaluation.terminal import print_summary
 from tbrl.types import RowChange
 
@@ -155,6 +156,37 @@ async def test_what_a_policy_wrote_cannot_become_markup(tmp_path):
     html = render(load_report(tmp_path, ReportOptions()))
     assert "<script>alert" not in html and html.count("<script>") == 1
     assert Page(html).open == []
+
+
+def test_changes_are_put_together_by_record():
+    def change(key, column, kind="deleted"):
+        return {
+            "table": "t",
+            "key": key,
+            "kind": kind,
+            "column": column,
+            "before": "1",
+            "after": "",
+        }
+
+    rows = [
+        change("[1]", "a"),
+        change("[1]", "b"),
+        change("[2]", "a"),
+        change("[1]", "c", "updated"),
+    ]
+    found = by_record(rows, KIND_OF_DIFFERENCE)
+    assert [(r.key, r.kind, [c[0] for c in r.cells]) for r in found] == [
+        ("[1]", "missing", ["a", "b"]),
+        ("[2]", "missing", ["a"]),
+        ("[1]", "wrong", ["c"]),
+    ]
+
+
+async def test_only_results_files_are_read_as_results(tmp_path):
+    await evaluate(tmp_path, "after", FakeRun())
+    (tmp_path / "evaluation" / "tasks.jsonl").write_text("not a results file")
+    assert [run.name for run in load_report(tmp_path, ReportOptions()).runs] == ["after"]
 
 
 async def test_tasks_beyond_the_limit_are_counted_not_dropped(tmp_path):

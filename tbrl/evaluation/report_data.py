@@ -92,7 +92,7 @@ def load_report(
     files = {
         path.stem: path
         for path in sorted((root / "evaluation").glob("*.jsonl"), key=_before_then_after)
-        if path.with_suffix(".campaign.json").exists()
+        if path.stem != "tasks" and not path.stem.endswith(".failures")
     }
     for path in compare:
         file = _results_file(path)

@@ -106,7 +106,8 @@ def tokens_of(episode: Episode) -> dict[str, dict[str, int]]:
 def messages_of(turn: Turn) -> list[JsonObject]:
     """One turn as messages tagged by `T`."""
     if turn.role == "tool":
-        return [{"T": "ToolResponse", "name": turn.tool_name, "content": turn.text, "id": ""}]
+        reply = {"T": "ToolResponse", "name": turn.tool_name, "content": turn.text, "id": ""}
+        return [{**reply, "metadata": {"is_error": turn.is_error}}]
     messages: list[JsonObject] = []
     if turn.reasoning:
         messages.append(_text("assistant", turn.reasoning, "think"))

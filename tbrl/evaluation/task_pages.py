@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,17 @@ KIND_OF_DIFFERENCE = {"deleted": "missing", "inserted": "extra", "updated": "wro
 
 
 @dataclass(frozen=True, slots=True)
+class RecordChange:
+    """All changed columns of one record."""
+
+    table: str
+    key: str
+    kind: str
+    cells: tuple[tuple[str, str, str], ...]
+    """(column, before, after); canonical JSON, empty where there is no value."""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One bubble of a conversation."""
 
@@ -24,6 +36,7 @@ class Message:
     text: str
     name: str = ""
     """Tool's name."""
+    is_error: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +49,8 @@ class AttemptView:
     finish_reason: str
     attribution: str
     messages: tuple[Message, ...]
-    effects: tuple[JsonObject, ...]
-    differences: tuple[JsonObject, ...]
+    effects: tuple[RecordChange, ...]
+    differences: tuple[RecordChange, ...]
     """`before` is golden, `after` is what the agent left; empty where golden is not shown."""
     golden_hidden: bool
 
@@ -112,10 +125,7 @@ def _attempts(runs: list[RunResults], ref: str, golden_hidden: bool) -> list[Att
 
 def _attempt(run: str, row: ResultRow, golden_hidden: bool) -> AttemptView:
     ours = row.raw.get("tbrl", {})
-    differences = [
-        {**d, "kind": KIND_OF_DIFFERENCE.get(d["kind"], d["kind"])}
-        for d in ours.get("differences", ())
-    ]
+    differences = ours.get("differences", ())
     return AttemptView(
         run=run,
         attempt=row.attempt,
@@ -123,10 +133,19 @@ def _attempt(run: str, row: ResultRow, golden_hidden: bool) -> AttemptView:
         finish_reason=row.finish_reason,
         attribution=ours.get("attribution", ""),
         messages=tuple(m for raw in row.raw.get("messages", ()) for m in _messages(raw)),
-        effects=tuple(ours.get("effects", ())),
-        differences=() if golden_hidden else tuple(differences),
+        effects=by_record(ours.get("effects", ()), {}),
+        differences=() if golden_hidden else by_record(differences, KIND_OF_DIFFERENCE),
         golden_hidden=golden_hidden and bool(differences),
     )
+
+
+def by_record(changes: Sequence[JsonObject], names: Mapping[str, str]) -> tuple[RecordChange, ...]:
+    """Rows of RowChange put together by record and kind, in order; `names` renames kinds."""
+    grouped: dict[tuple[str, str, str], list[tuple[str, str, str]]] = {}
+    for c in changes:
+        place = c["table"], c["key"], names.get(c["kind"], c["kind"])
+        grouped.setdefault(place, []).append((c["column"], c["before"], c["after"]))
+    return tuple(RecordChange(*place, tuple(cells)) for place, cells in grouped.items())
 
 
 def _messages(raw: JsonObject) -> list[Message]:
@@ -134,7 +153,8 @@ def _messages(raw: JsonObject) -> list[Message]:
     if kind == "ParallelToolCall":
         return [Message("call", _pretty(c["arguments"]), c["name"]) for c in raw["tool_calls"]]
     if kind == "ToolResponse":
-        return [Message("tool", raw["content"], raw["name"])]
+        is_error = raw.get("metadata", {}).get("is_error", False)
+        return [Message("tool", raw["content"], raw["name"], is_error)]
     think = raw.get("metadata", {}).get("tag") == "think"
     return [Message("think" if think else raw.get("role", "user"), raw.get("content", ""))]
 
