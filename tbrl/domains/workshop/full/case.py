@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tbrl.domains.base import DemoTurn, Names
-from tbrl.domains.casework import CaseFile, Plan
+from tbrl.domains.base import Names
+from tbrl.domains.casework import CaseFile, Plan, days_from_today
+from tbrl.domains.drafting import call
 from tbrl.domains.workshop.full.seed import DAYS, free_hours
 from tbrl.types import JsonObject
 
@@ -91,11 +92,46 @@ class JobFile(CaseFile):
         """First day with room."""
         return next(d for d in DAYS if d >= from_day and self.free(d, bay) >= hours)
 
+    def booked(self, notice: int) -> JsonObject:
+        """The meant job, so many days from today, and booked jobs on the other vehicles."""
+        deposit = float(self.rng.randrange(50, 150, 10))
+        work = self.rng.choice(self.works(self.vehicle))
+        job = self.job(
+            self.vehicle, work=work, status="booked", day=days_from_today(notice), deposit=deposit
+        )
+        for vehicle in self.vehicles[1:]:
+            other = self.rng.choice(self.works(vehicle))
+            self.job(vehicle, work=other, status="booked", day=self.day(0, 12), deposit=80.0)
+        return job
+
+    def book(
+        self,
+        kind: str,
+        hours: float,
+        estimate: float,
+        from_day: str,
+        bay: str = "",
+        **more: int,
+    ) -> Plan:
+        """Find the first day with room and book it."""
+        bay = bay or self.bay
+        yield call("find_slots", bay=bay, from_day=from_day, hours=hours)
+        yield call(
+            "book_job",
+            vehicle_id=self.vehicle["id"],
+            kind=kind,
+            day=self.first_day(bay, from_day, hours),
+            bay=bay,
+            hours=hours,
+            estimate=estimate,
+            **more,
+        )
+
     def read(self, job: JsonObject | None = None) -> Plan:
         """Look at the customer, then at the job."""
-        yield DemoTurn(calls=(("get_customer", {"customer_id": self.customer_id}),))
+        yield call("get_customer", customer_id=self.customer_id)
         if job is not None:
-            yield DemoTurn(calls=(("get_job", {"job_id": job["id"]}),))
+            yield call("get_job", job_id=job["id"])
 
     def _vehicle(self, owner: int, model: str, fuel: str) -> JsonObject:
         number = self.new_id()
