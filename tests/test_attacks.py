@@ -14,6 +14,7 @@ import httpx
 import pytest
 from fixture_domain import DOMAINS, LIBRARY, library_task
 from mcp.shared.exceptions import MCPError
+from reach import reachable
 
 from tbrl.domains.base import Domain
 from tbrl.domains.registry import all_domains
@@ -66,6 +67,15 @@ def both(use: Any) -> None:
 
 def clean(text: str) -> bool:
     return not any(canary in text for canary in (GOLDEN, SECRET, VICTIM))
+
+
+def test_a_session_does_not_hold_what_it_must_not_give() -> None:
+    async def use(_sandbox: Any, session: EmbeddedSession, _victim: EmbeddedSession) -> None:
+        held = [text for text in reachable([session._backend]) if isinstance(text, str)]
+        assert SECRET not in held and GOLDEN not in held and VICTIM not in held
+        assert "Dune" in str(LIBRARY.seed) and LIBRARY.sizes["compact"].policy in held
+
+    both(use)
 
 
 def test_no_name_but_an_advertised_one_does_anything() -> None:

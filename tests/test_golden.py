@@ -3,6 +3,7 @@ reached by nobody who does nothing."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import subprocess
@@ -156,6 +157,24 @@ def test_a_mutated_golden_is_graded_0_exactly_when_the_databases_differ(
             assert bool(outcome.differences) == (state != right), f"{task.task_ref}: {what}"
             seen[state == right] += 1
     assert seen[False] >= 2 * len(DOMAINS[name].sizes[size].templates)
+
+
+def test_no_tool_reads_a_clock_or_draws_a_number() -> None:
+    """The world's clock, ids and chance are in its database: the tools' source knows no others."""
+    modules = {
+        tool.call.__module__
+        for domain in DOMAINS.values()
+        for size in domain.sizes.values()
+        for tool in size.tools
+    }
+    for module in modules:
+        for node in ast.walk(ast.parse(Path(str(sys.modules[module].__file__)).read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom) and module != "fixture_domain":
+                names = {alias.name for alias in node.names} | {getattr(node, "module", "")}
+                assert not names & {"time", "random", "uuid", "secrets", "os"}, module
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in ("today", "utcnow", "time_ns", "monotonic"), module
+                assert node.attr != "now" or getattr(node.value, "id", "") in ("w", "world"), module
 
 
 PROGRAM = """

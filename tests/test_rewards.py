@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import gc
 import pickle
 import random
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from fixture_domain import DOMAINS, LIBRARY, library_task
+from reach import reachable
 
 import tbrl
 from tbrl.config import JudgeConfig
@@ -237,22 +237,6 @@ def test_a_rubric_the_local_judge_cannot_read_is_refused_at_the_start() -> None:
 
 
 CANARY = "CANARY-41c7"
-
-
-def reachable(roots: list[Any]) -> list[Any]:
-    """Everything the garbage collector can walk to, without modules, classes and functions'
-    globals (those lead to the whole process)."""
-    seen: dict[int, Any] = {}
-    waiting = list(roots)
-    while waiting:
-        item = waiting.pop()
-        if id(item) in seen or isinstance(item, type | type(asyncio)) or item is seen:
-            continue
-        seen[id(item)] = item
-        if isinstance(item, dict) and "__builtins__" in item:
-            continue
-        waiting += gc.get_referents(item)
-    return list(seen.values())
 
 
 def test_no_agent_side_object_leads_to_the_grading_half() -> None:

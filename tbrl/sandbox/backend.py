@@ -6,6 +6,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 
 import orjson
 
@@ -137,4 +138,7 @@ class Backend:
 
     def _unknown(self, name: str) -> str:
         shown = name[:60].encode(errors="replace").decode()
-        return f"there is no tool {shown!r}; tools: {', '.join(self.scenario.tools)}"
+        near = get_close_matches(shown, self.scenario.tools, n=1)
+        # a long list would cost the policy its context
+        hint = f"did you mean {near[0]!r}?" if near else f"tools: {', '.join(self.scenario.tools)}"
+        return f"there is no tool {shown!r}; {hint}"
