@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
+import re
+import sys
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tbrl.domains
 from tbrl.config import EndpointConfig, SandboxConfig
 from tbrl.domains.base import Domain, Drafted
 from tbrl.domains.desk import read_articles
@@ -302,3 +307,46 @@ def test_articles_are_no_state_and_no_patch_reaches_them(domain: Domain) -> None
     patch = {"articles": [{"title": "Service prices", "body": "free"}]}
     with pytest.raises(ConfigError, match="no table 'articles'"):
         Backend(REPLAY.scenario(public.scenario_id), patch, SandboxConfig())
+
+
+# ---------------------------------------------------------------- the documentation
+
+
+def test_the_worked_example_of_the_documentation_is_a_valid_domain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "domains.md").read_text()
+    files = re.findall(r"^`([\w.]+)`[^\n]*\n\n```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(files) == 6
+    (tmp_path / "kennel").mkdir()
+    for name, content in files:
+        (tmp_path / "kennel" / name).write_text(content)
+    monkeypatch.setattr(tbrl.domains, "__path__", [*tbrl.domains.__path__, str(tmp_path)])
+    kennel: Domain = importlib.import_module("tbrl.domains.kennel").DOMAIN
+    drafted = generate_tasks([kennel], "compact", 20, 0, "candidate", names_of("candidate"))
+    check_tasks([draft.task for draft in drafted], GoldenReplay({"kennel": kennel}))
+    for name in [name for name in sys.modules if name.startswith("tbrl.domains.kennel")]:
+        del sys.modules[name]
+
+
+def test_the_table_of_the_documentation_names_every_domain_and_size() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "domains.md").read_text()
+    rows = [[c.strip() for c in r.split("|")[1:-1]] for r in text.splitlines() if r[:2] == "| "]
+    found = {}
+    domain = trains = ""
+    for row in rows[1:]:
+        domain, trains = (row[0].split("`")[1], row[1]) if row[0] else (domain, trains)
+        counts = [int(n.replace(",", "")) for n in re.findall(r"[\d,]+", " ".join(row[3:7]))]
+        found[domain, row[2]] = (trains, *counts)
+    for known, size in SIZES:
+        content = known.sizes[size]
+        tables = REPLAY.scenario(f"{known.name}/{size}").snapshot.tables
+        assert found[known.name, size] == (
+            "yes" if known.training else "no",
+            len(tables),
+            len(content.tools),
+            len(content.templates),
+            sum(template.ordinary for template in content.templates),
+            len(content.policy.split()),
+        )
+    assert len(found) == len(SIZES)
