@@ -228,6 +228,21 @@ def test_a_statement_past_its_time_is_a_deadline_failure() -> None:
     with_session(use, "hostile", SandboxConfig(statement_ms=5000), lambda: float(next(ticks)))
 
 
+def test_the_limits_of_a_call_end_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MAX_STEPS", 50_000)
+    rows = [{"id": n, "name": f"member {n}"} for n in range(10, 4000)]
+
+    async def run() -> TerminalState:
+        clock = Clock()
+        sandbox = EmbeddedSandbox(DOMAINS, clock=clock)
+        session = await sandbox.open(library_task(patch={"members": rows}))
+        await session.call_tool("lend", {"member_id": 1, "code": "B1"})
+        clock.now += 30
+        return await session.finish()
+
+    assert asyncio.run(run()).writes == 1
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "words"),
     [

@@ -106,6 +106,8 @@ class Guard:
             )
 
     def _progress(self) -> int:
+        if not self._open:
+            return 0  # reading the terminal state is nobody's call
         self._steps += _STEP
         if self._steps > MAX_STEPS:
             self._stopped = "steps"
