@@ -289,11 +289,11 @@ class WarmstartConfig:
     output: str = ""
     copy_steps: int = 400
     """Copy exercises come first: a short training learns to copy record ids only with them."""
-    steps: int = 700
+    steps: int = 400
     """Updates of the base policy, one micro-batch a domain each."""
-    refine_steps: int = 300
+    refine_steps: int = 200
     """Further updates, on clean demonstrations, that make the reference policy of the base."""
-    demonstrations: int = 20000
+    demonstrations: int = 16000
     """Expert conversations over the compact size of all domains."""
     learning_rate: float = 4e-3
     seed: int = 0
