@@ -185,20 +185,20 @@ def test_copy_exercises_ask_only_for_digits_that_were_seen() -> None:
 
 def test_a_warm_start_is_deterministic_and_can_be_refined(tmp_path: Path) -> None:
     config = WarmstartConfig(
-        copy_steps=1, steps=2, refine_steps=1, demonstrations=64, seed=3, threads=1
+        copy_steps=1, steps=1, refine_steps=1, demonstrations=32, seed=3, threads=1
     )
-    domains = [domain_of("rental"), domain_of("clinic")]
+    domains = [domain_of("rental")]
     for name in ("one", "two"):
         metrics = warmstart(config, tmp_path / name, 0.3, domains=domains)
     weights = "model.safetensors"
     assert (tmp_path / "one" / weights).read_bytes() == (tmp_path / "two" / weights).read_bytes()
-    assert metrics.steps == 2
+    assert metrics.steps == 1
     assert 0 < metrics.right_share < 1
     refined = warmstart(config, tmp_path / "three", 0.0, start=tmp_path / "one", domains=domains)
     assert refined.right_share == 1
     assert (tmp_path / "one" / weights).read_bytes() != (tmp_path / "three" / weights).read_bytes()
     card = (tmp_path / "three" / CARD).read_text()
-    assert "reference" in card and "clinic" in card
+    assert "reference" in card and "rental" in card
 
 
 # ---------------------------------------------------------------- shipped checkpoints
