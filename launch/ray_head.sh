@@ -13,6 +13,6 @@ export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
 if [ "$RAY_AUTH_MODE" = token ]; then
     ray get-auth-token --generate >/dev/null
 fi
-ray start --head --node-ip-address="$ip" --port="$port" --dashboard-host=127.0.0.1 \
-    --disable-usage-stats "$@"
 echo "workers join with: launch/ray_worker.sh $ip:$port"
+exec ray start --head --node-ip-address="$ip" --port="$port" --dashboard-host=127.0.0.1 \
+    --disable-usage-stats "$@"
