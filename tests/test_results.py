@@ -1,8 +1,13 @@
 """Results rows, and files that are not what they should be: one clear line each."""
 
+import tempfile
+from pathlib import Path
+
 import orjson
 import pytest
 from evaluation_helpers import LABELS, episode_of, scored
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tbrl.errors import ConfigError
 from tbrl.evaluation.aggregate import aggregate
@@ -145,3 +150,26 @@ def test_rows_nobody_asked_for_forbid_the_headline(tmp_path):
     path = file_of(tmp_path, [row(), row("d/refund/1")])
     with pytest.raises(ConfigError, match=r"1 unexpected \(e.g. d/refund/1 attempt 0\)"):
         aggregate(path).attempts(["d/refund/0"], 1)
+
+
+def test_a_cut_anywhere_is_an_error_or_whole_rows(tmp_path):
+    content = file_of(tmp_path, [row(attempt=a) for a in range(3)]).read_bytes()
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    path = tmp_path / "cut.jsonl"
+    for cut in {*range(0, len(content), 37), *ends, *(end - 1 for end in ends)}:
+        path.write_bytes(content[:cut])
+        if cut in ends or cut + 1 in ends or cut == 0:
+            assert len(list(read_rows(path))) == sum(end <= cut + 1 for end in ends)
+        else:
+            assert ": truncated" in complaint(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_byte_that_is_no_text_is_an_error_wherever_it_is(data):
+    content = orjson.dumps(row()) + b"\n"
+    place = data.draw(st.integers(0, len(content) - 2))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "r.jsonl"
+        path.write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+        assert ":1: not UTF-8" in complaint(path)
