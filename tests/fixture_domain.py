@@ -128,6 +128,12 @@ def big(w: World, size: int) -> Any:
     return "x" * size
 
 
+@tool(writes=True)
+def overflow(w: World, amount: int) -> Any:
+    """A product that no column holds."""
+    w.run("INSERT INTO log VALUES ('sum', ?)", amount * amount)
+
+
 HOSTILE_CALLS: list[str] = []
 """Names of executed slow calls; a test clears it."""
 
@@ -140,7 +146,7 @@ def slow(w: World) -> Any:
 
 
 _HOSTILE = _ORDINARY + compile_tools(
-    {t.__name__: t for t in (run_sql, write_then_break, big, slow)}
+    {t.__name__: t for t in (run_sql, write_then_break, big, overflow, slow)}
 )
 
 

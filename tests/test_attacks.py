@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from mcp.shared.exceptions import MCPError
 from reach import reachable
 
 from tbrl.domains.base import Domain
+from tbrl.domains.names import names_of
 from tbrl.domains.registry import all_domains
 from tbrl.errors import BackendFailure
 from tbrl.sandbox.embedded import EmbeddedSandbox
@@ -171,6 +173,43 @@ def test_sql_and_paths_in_any_string_argument_of_any_tool_are_text(domain: Domai
 
     asyncio.run(run())
     assert not Path("/tmp/tbrl_attack.db").exists()
+
+
+EXTREMES = [
+    0, -1, 2**53, 2**63 - 1, -(2**63), 2**62, 0.1, -0.0, 1e18, 1e308, -1e308, 5e-324, True, None,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("domain", [LIBRARY, *all_domains()], ids=lambda domain: domain.name)
+def test_extreme_numbers_in_any_argument_of_any_tool_are_answered(domain: Domain) -> None:
+    async def run() -> None:
+        sandbox = EmbeddedSandbox({domain.name: domain})
+        for content in domain.sizes.values():
+            names, rng = names_of("candidate"), random.Random(1)
+            tasks = [template.make(rng, "t", names).task for template in content.templates]
+            for task in tasks[:: max(1, len(tasks) // 3)]:
+                session = await sandbox.open(task.public)
+                for call in task.grading.expected_tool_interactions:
+                    for name, value in call.arguments.items():
+                        if isinstance(value, int | float):
+                            for extreme in EXTREMES:
+                                changed = {**call.arguments, name: extreme}
+                                (await session.call_tool(call.tool, changed)).text.encode()
+                await session.finish()
+
+    asyncio.run(run())
+
+
+def test_a_sum_that_overflows_is_the_callers_mistake() -> None:
+    async def use(sandbox: Any, _session: EmbeddedSession, _victim: EmbeddedSession) -> None:
+        hostile = await sandbox.open(library_task("hostile"))
+        reply = await hostile.call_tool("run_sql", {"sql": f"SELECT abs({-(2**63)})"})
+        assert reply.is_error and "too large" in reply.text
+        reply = await hostile.call_tool("overflow", {"amount": 2**62})
+        assert reply.is_error and "too large" in reply.text
+        assert not (await hostile.finish()).effects
+
+    both(use)
 
 
 def test_text_posing_as_protocol_or_template_comes_back_as_data() -> None:

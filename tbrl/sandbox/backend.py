@@ -19,6 +19,7 @@ from tbrl.sandbox.scenario import Scenario
 from tbrl.sandbox.state import state_hash
 from tbrl.types import JsonObject, TerminalState, ToolResult
 
+_TOO_LARGE = "refused: a number is too large"
 Clock = Callable[[], float]
 """Monotonic seconds."""
 
@@ -69,7 +70,8 @@ class Backend:
             raise
 
     def terminal(self) -> TerminalState:
-        """Canonical hash and effects of the present state; changes nothing."""
+        """Canonical hash and effects of the present state; changes nothing. Raises BackendFailure
+        when the database cannot be read."""
         excluded = self.scenario.domain.excluded_columns
         tables = self.scenario.snapshot.tables.values()
         # the initial state is made anew instead of kept: a clone is cheaper than its memory
@@ -80,6 +82,8 @@ class Backend:
                 effects(initial, self._conn, tables, excluded),
                 self.writes,
             )
+        except sqlite3.Error as error:
+            raise BackendFailure("backend", "terminal state", str(error)) from error
         finally:
             initial.close()
 
@@ -107,6 +111,8 @@ class Backend:
             return ToolResult(f"refused by the database: {error}", is_error=True)
         except sqlite3.Error as error:
             return ToolResult(self._explained(error, name), is_error=True)
+        except OverflowError:
+            return ToolResult(_TOO_LARGE, is_error=True)
         except BackendFailure:
             raise
         except Exception as error:
@@ -132,6 +138,8 @@ class Backend:
                 self._guard.explain()
             except ModelError as limit:
                 return str(limit)
+        if str(error) == "integer overflow":
+            return _TOO_LARGE
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG):
             return "refused by the database: no room for so much data"
         raise BackendFailure("backend", name, f"{type(error).__name__}: {error}") from error
