@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tbrl.episode import cases, corpus, parity, verification
 from tbrl.episode.corpus import TOOLS, Corpus
 from tbrl.episode.interpretation import Interpreter
 from tbrl.episode.rendering import Renderer
-from tbrl.episode.serving_parser import ServingParser, our_reading
+from tbrl.episode.serving_parser import ServingParser, compare, our_reading
 from tbrl.errors import ConfigError
 from tbrl.types import Episode, EpisodeKey, Sampling, Scored, ToolCall, Turn
 
@@ -280,6 +281,19 @@ def test_irregular_outputs_are_listed_by_kind() -> None:
     assert report.irregular["malformed_call parameter_not_closed -> 1 calls"] == 2
     assert report.irregular["text call_in_reasoning -> 1 calls"] == 1
     assert report.irregular["calls failed_cast -> RecursionError"] == 1
+
+
+@pytest.mark.parametrize("template", ["chatml_xml", "qwen3"])
+def test_every_difference_to_the_serving_parser_is_documented(template: str) -> None:
+    documented = (Path(__file__).parent.parent / "docs" / "interpretation.md").read_text()
+    reader, parser = PARSERS[template]
+    found = set()
+    for case in cases.cases(reader.tool_format):
+        if case.finish_reason == "stop" and compare(reader, parser, case.text) is not None:
+            reading = reader.read_text(case.text, "stop")
+            found.add(reading.rule or reading.kind)
+    assert len(found) > 10
+    assert [name for name in sorted(found) if f"`{name}`" not in documented] == []
 
 
 def test_difference_in_a_recorded_regular_output_is_found() -> None:
