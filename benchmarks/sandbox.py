@@ -24,6 +24,7 @@ import time
 import typing
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -257,14 +258,14 @@ async def protocol_paths(domain: Domain, tasks: Sequence[Task], times: int) -> N
 
     found = {
         "session (SDK dispatcher pair)": await per_call_ms(
-            lambda: session.call_tool(name, arguments), times
+            partial(session.call_tool, name, arguments), times
         ),
         "no protocol (backend alone)": await per_call_ms(bare, times),
     }
     for mode in ("auto", "legacy"):
         async with Client(session.server, mode=mode) as client:
             found[f"SDK client, {mode}"] = await per_call_ms(
-                lambda client=client: client.call_tool(name, arguments), times
+                partial(client.call_tool, name, arguments), times
             )
     await session.close()
     ratios(f"one call of {name}, ms", found)
