@@ -13,7 +13,7 @@ from rich.console import Console
 from tbrl.errors import ConfigError
 from tbrl.evaluation.campaign import Campaign, run_campaign
 from tbrl.evaluation.metrics import TaskLabels
-from tbrl.evaluation.report import headline, render, write_report
+from tbrl.evaluation.report import headline, probe_advice, render, write_report
 from tbrl.evaluation.report_data import ReportOptions, load_report
 from tbrl.evaluation.task_pages import KIND_OF_DIFFERENCE, by_record
 from tbrl.evaluation.terminal import print_summary
@@ -181,6 +181,16 @@ def test_changes_are_put_together_by_record():
         ("[2]", "missing", ["a"]),
         ("[1]", "wrong", ["c"]),
     ]
+
+
+def test_probe_advice_counts_what_is_certain_and_what_never_will_be(tmp_path):
+    rows = [{"n": 8, "more_probes": need} for need in (0, 0, 12, 30, 90, None)]
+    rows.append({"n": 0, "more_probes": 1})
+    report = replace(load_report(tmp_path, ReportOptions()), curation=tuple(rows))
+    assert probe_advice(report) == (
+        "The band of 2 of 6 probed tasks is 90 % certain; half of the others need up to 30 more"
+        " probes, and 1 lie too close to a boundary for any budget."
+    )
 
 
 async def test_only_results_files_are_read_as_results(tmp_path):

@@ -84,6 +84,20 @@ def attribution_rows(report: Report) -> list[tuple[str, list[tuple[int, float]]]
     return [(name.replace("_", " "), cells(name)) for name in classes]
 
 
+def probe_advice(report: Report) -> str:
+    """How many more probes would make bands certain (curation/posterior.py), in one sentence."""
+    needs = [row["more_probes"] for row in report.curation if row["n"] > 0]
+    if not needs:
+        return ""
+    certain = sum(need == 0 for need in needs)
+    finite = sorted(need for need in needs if need)
+    text = f"The band of {certain} of {len(needs)} probed tasks is 90 % certain"
+    if finite:
+        text += f"; half of the others need up to {finite[len(finite) // 2]} more probes"
+    beyond = sum(need is None for need in needs)
+    return text + (f", and {beyond} lie too close to a boundary for any budget." if beyond else ".")
+
+
 def write_kind(labels: TaskLabels) -> str:
     """Ticket-only against business-write tasks."""
     if labels.ticket_only is None:
@@ -176,6 +190,7 @@ def render(report: Report) -> str:
         cost_chart=Markup(charts.cost_chart(report)),
         band_chart=Markup(charts.band_chart(report)),
         yield_chart=Markup(charts.yield_chart(report)),
+        probe_advice=probe_advice(report),
         attribution=attribution_rows(report),
         breakdown=breakdown_rows(report),
         tasks=task_views(report),
