@@ -20,7 +20,8 @@ def start_ray(topology: TopologyConfig) -> Any:
     environment = engine_environment(topology.device, topology.threads_per_engine)
     # Quiet, private, and with nothing sent anywhere.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+    # Ray gives its workers a low priority; here they are the run, not a guest of it.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {
         "namespace": NAMESPACE,

@@ -160,7 +160,7 @@ def step_line(row: JsonObject, total: int) -> str:
     groups = row["groups"]
     return (
         f"step {row['step'] + 1:>3}/{total}  reward {row['reward_mean']:.3f}  groups "
-        f"{groups['trained']}+{groups['zero_variance']}zv+{groups['failed']}f  "
-        f"entropy {row['entropy']:.3f}  grad {row['grad_norm']:.3f}  kl {row['mismatch_kl']:.1e}  "
+        f"{groups['trained']} ok {groups['zero_variance']} zv {groups['failed']} failed  "
+        f"kl {abs(row['mismatch_kl']):.0e}  "
         f"{row['tokens_per_s']:.0f} tok/s  {row['seconds']['total']:.1f} s"
     )

@@ -9,7 +9,7 @@ from tbrl.actors.cluster import Cluster
 from tbrl.config import Config
 from tbrl.domains.registry import all_domains
 from tbrl.errors import BackendFailure
-from tbrl.evaluation.campaign import Campaign, CampaignReport, Progress, Start, run_campaign
+from tbrl.evaluation.campaign import Campaign, CampaignReport, Progress, Run, Start, run_campaign
 from tbrl.evaluation.metrics import TaskLabels
 from tbrl.observability.view import RunView
 from tbrl.rewards.golden import GoldenReplay
@@ -69,7 +69,7 @@ def start_of(config: Config) -> Start:
 async def run_on_engines(
     cluster: Cluster, plan: CampaignPlan, view: RunView, start: Start = "fresh"
 ) -> CampaignReport:
-    """Run a campaign with whatever weights the engines hold; raises BackendFailure when keys were
+    """Run a campaign with whatever weights the engines hold. Raises BackendFailure when keys were
     given up, naming one."""
     rollout = cluster.config.rollout
     campaign = Campaign(
@@ -86,21 +86,30 @@ async def run_on_engines(
             task_ref, plan.purpose, plan.seed, attempt, try_ + 1, plan.sampling
         )
 
+    return await watched(campaign, run, plan.stage, view, start)
+
+
+async def watched(
+    campaign: Campaign, run: Run, stage: str, view: RunView, start: Start
+) -> CampaignReport:
+    """Run a campaign under the view."""
+
     def show(progress: Progress) -> None:
         rate = progress.passed / progress.done if progress.done else 0.0
         failures = f", {progress.failures} failures re-run" if progress.failures else ""
-        view.update(plan.stage, progress.done, f"passed {rate:.0%}{failures}")
+        view.update(stage, progress.done, f"passed {rate:.0%}{failures}")
 
-    view.begin(plan.stage, len(plan.tasks) * plan.attempts, f"{len(plan.tasks)} tasks")
+    total = len(campaign.tasks) * campaign.attempts
+    view.begin(stage, total, f"{len(campaign.tasks)} tasks")
     report = await run_campaign(campaign, run, start, show)
     done = report.progress
-    view.end(plan.stage, f"passed {done.passed / max(1, done.done):.1%}")
+    view.end(stage, f"passed {done.passed / max(1, done.done):.1%}")
     if done.gave_up:
         task_ref, attempt = done.gave_up[0]
         raise BackendFailure(
             "backend",
-            plan.stage,
-            f"{len(done.gave_up)} attempts failed {rollout.max_tries} times each, e.g. {task_ref} "
+            stage,
+            f"{len(done.gave_up)} attempts failed {campaign.max_tries} times each, e.g. {task_ref} "
             f"attempt {attempt}; see {campaign.failures_path}, then run again with resume=true",
         )
     return report

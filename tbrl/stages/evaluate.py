@@ -2,7 +2,7 @@
 
 engine    the policy's own engine, token in and token out: `model.path`, or a checkpoint of the run
 chat      an OpenAI-compatible endpoint (evaluation.endpoint)
-recorded  results that exist already: checks their coverage and reports
+recorded  a results file (compare=[file]) played turn by turn and graded again
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from tbrl.types import Sampling, Task
 def main(config: Config) -> None:
     """Results go to <run>/evaluation/<output or `evaluation`>.jsonl."""
     run = open_run(config)
-    if config.evaluation.policy == "recorded":
-        write_report(config, run)
-        return
     tasks = load_tasks(config.tasks, "heldout")
     save_tasks(run.evaluation / "tasks.jsonl", tasks)
     name = config.output or "evaluation"
@@ -41,7 +38,7 @@ def main(config: Config) -> None:
 
 
 async def _run(config: Config, run: RunDir, name: str, tasks: list[Task], view: RunView) -> None:
-    if config.evaluation.policy == "chat":
+    if config.evaluation.policy != "engine":
         from tbrl.stages.chat_campaign import evaluate_chat
 
         await evaluate_chat(config, run, name, tasks, view)
