@@ -291,11 +291,13 @@ class WarmstartConfig:
     """Copy exercises come first: a short training learns to copy record ids only with them."""
     steps: int = 400
     """Updates of the base policy, one micro-batch a domain each."""
-    refine_steps: int = 200
-    """Further updates, on clean demonstrations, that make the reference policy of the base."""
     demonstrations: int = 16000
     """Expert conversations over the compact size of all domains."""
     learning_rate: float = 4e-3
+    refine_steps: int = 150
+    """Further updates, on clean demonstrations, that make the reference policy of the base."""
+    refine_demonstrations: int = 4000
+    refine_learning_rate: float = 2e-3
     seed: int = 0
     threads: int = 2
 

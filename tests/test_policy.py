@@ -185,7 +185,13 @@ def test_copy_exercises_ask_only_for_digits_that_were_seen() -> None:
 
 def test_a_warm_start_is_deterministic_and_can_be_refined(tmp_path: Path) -> None:
     config = WarmstartConfig(
-        copy_steps=1, steps=1, refine_steps=1, demonstrations=32, seed=3, threads=1
+        copy_steps=1,
+        steps=1,
+        demonstrations=32,
+        refine_steps=1,
+        refine_demonstrations=16,
+        seed=3,
+        threads=1,
     )
     domains = [domain_of("rental")]
     for name in ("one", "two"):

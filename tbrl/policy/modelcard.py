@@ -44,14 +44,7 @@ def write_card(
     facts: JsonObject = {
         "noise": noise,
         "metrics": asdict(metrics),
-        "warmstart": {
-            "copy_steps": config.copy_steps,
-            "steps": config.steps,
-            "refine_steps": config.refine_steps,
-            "demonstrations": config.demonstrations,
-            "learning_rate": config.learning_rate,
-            "seed": config.seed,
-        },
+        "warmstart": {k: v for k, v in asdict(config).items() if k != "output"},
         "domains": {d.name: domain_digest(d) for d in domains},
     }
     (folder / PROVENANCE).write_text(json.dumps(facts, indent=2) + "\n")

@@ -14,6 +14,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ WARMUP = 0.05
 CLIP = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """How long to train on demonstrations, on how many, how fast."""
+
+    steps: int
+    demonstrations: int
+    learning_rate: float
+    noise: float
+    seed: int
+
+
 def warmstart(
     config: WarmstartConfig,
     out_dir: Path,
@@ -57,8 +69,8 @@ def warmstart(
     """Train a policy and write it to `out_dir` as a Hugging Face folder in bfloat16.
 
     From nothing: tokenizer, copy exercises, `config.steps` steps. With `start`, an earlier warm
-    start's folder: its tokenizer and weights, `config.refine_steps` steps. `domains` defaults to
-    all that have a compact size.
+    start's folder: its tokenizer and weights, `config.refine_*`. `domains` defaults to all that
+    have a compact size.
     """
     started = time.perf_counter()
     report = on_progress or (lambda phase, done, total, loss: None)
@@ -73,12 +85,12 @@ def warmstart(
     else:
         tokenizer = AutoTokenizer.from_pretrained(start)
         model = Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32)
-    steps = config.steps if start is None else config.refine_steps
-    demos, right = _demonstrations(domains, tokenizer, config, noise, report)
-    losses = _train(model, demos, config, steps, report)
+    phase = _phase(config, noise, refine=start is not None)
+    demos, right = _demonstrations(domains, tokenizer, phase, report)
+    losses = _train(model, demos, phase, report)
     _save(model, tokenizer, out_dir)
     metrics = Metrics(
-        steps=steps,
+        steps=phase.steps,
         demonstrations=len(demos),
         right_share=right,
         loss=sum(losses[-50:]) / len(losses[-50:]),
@@ -87,6 +99,24 @@ def warmstart(
     )
     write_card(out_dir, noise, metrics, config, domains)
     return metrics
+
+
+def _phase(config: WarmstartConfig, noise: float, refine: bool) -> _Phase:
+    if refine:
+        return _Phase(
+            steps=config.refine_steps,
+            demonstrations=config.refine_demonstrations,
+            learning_rate=config.refine_learning_rate,
+            noise=noise,
+            seed=config.seed,
+        )
+    return _Phase(
+        steps=config.steps,
+        demonstrations=config.demonstrations,
+        learning_rate=config.learning_rate,
+        noise=noise,
+        seed=config.seed,
+    )
 
 
 def model_config(tokenizer: Any) -> Qwen3Config:
@@ -123,15 +153,14 @@ def _tokenizer(domains: Sequence[Domain], config: WarmstartConfig) -> Any:
 def _demonstrations(
     domains: Sequence[Domain],
     tokenizer: Any,
-    config: WarmstartConfig,
-    noise: float,
+    phase: _Phase,
     report: Progress,
 ) -> tuple[list[Demonstration], float]:
-    total = config.demonstrations
+    total = phase.demonstrations
     demos: list[Demonstration] = []
     prefixes: dict[str, str] = {}
     right = 0
-    walked = conversations(domains, names_of("warmstart"), total, noise, config.seed)
+    walked = conversations(domains, names_of("warmstart"), total, phase.noise, phase.seed)
     for conversation in walked:
         demos.append(tokenized(conversation, tokenizer, prefixes))
         right += conversation.right
@@ -143,7 +172,7 @@ def _demonstrations(
 def _learn_to_copy(
     model: Qwen3ForCausalLM, tokenizer: Any, config: WarmstartConfig, report: Progress
 ) -> None:
-    optimizers = _optimizers(model, config)
+    optimizers = _optimizers(model, config.learning_rate)
     rng = random.Random(f"{config.seed}/copying")
     model.train()
     for step in range(config.copy_steps):
@@ -156,22 +185,21 @@ def _learn_to_copy(
 def _train(
     model: Qwen3ForCausalLM,
     demos: Sequence[Demonstration],
-    config: WarmstartConfig,
-    steps: int,
+    phase: _Phase,
     report: Progress,
 ) -> list[float]:
-    optimizers = _optimizers(model, config)
+    optimizers = _optimizers(model, phase.learning_rate)
     base_rates = [[g["lr"] for g in o.param_groups] for o in optimizers]
     losses: list[float] = []
     model.train()
-    batches = _batches(demos, config.seed)
-    for step in range(steps):
-        scale = _schedule(step / steps)
+    batches = _batches(demos, phase.seed)
+    for step in range(phase.steps):
+        scale = _schedule(step / phase.steps)
         for optimizer, rates in zip(optimizers, base_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * scale
         losses.append(_step(model, next(batches), optimizers))
-        report("training", step + 1, steps, losses[-1])
+        report("training", step + 1, phase.steps, losses[-1])
     return losses
 
 
@@ -238,15 +266,15 @@ def _micro_batches(
             yield from rng.sample(cuts, len(cuts))
 
 
-def _optimizers(model: Qwen3ForCausalLM, config: WarmstartConfig) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Qwen3ForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for embedding and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return [
         torch.optim.Muon(
-            matrices, lr=config.learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+            matrices, lr=learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
         ),
-        torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
