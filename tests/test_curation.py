@@ -41,6 +41,7 @@ def test_three_of_eight_is_difficult_with_54_percent():
     assert band_of(3, 8) == "difficult"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 60), st.data())
 def test_masses_are_a_distribution_and_bands_rise_with_successes(n, data):
     k = data.draw(st.integers(0, n))

@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import hypergeom
 
@@ -53,6 +53,7 @@ def test_unbiased_forms_have_the_right_expectation_for_every_rate(n):
             assert at == pytest.approx(1 - (1 - p) ** k)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 400), st.data())
 def test_estimators_equal_the_hypergeometric_for_large_n(n, data):
     c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
@@ -62,6 +63,7 @@ def test_estimators_equal_the_hypergeometric_for_large_n(n, data):
     assert metrics.pass_hat_unbiased(one, k) == pytest.approx(law.pmf(k), rel=1e-6, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=20), st.integers(1, 12))
 def test_plug_in_never_lies_below_the_unbiased_form(successes, k):
     several = attempts_with(successes, 12)
