@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fixture_domain import DOMAINS, LIBRARY, library_task
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tbrl.errors import ModelError
@@ -151,7 +151,7 @@ NAMES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([*TOOLS, "no_such_tool"]), st.dictionaries(NAMES, VALUES, max_size=5))
 def test_any_call_is_answered_and_leaves_the_world_usable(
     name: str, arguments: dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fixture_domain import LIBRARY
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tbrl.domains.base import Domain
@@ -154,7 +154,7 @@ WRITES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(WRITES, WRITES)
 def test_effects_are_equal_exactly_when_hashes_are(one: list[Any], other: list[Any]) -> None:
     left, right, untouched = changed(*one), changed(*other), changed()
@@ -162,7 +162,7 @@ def test_effects_are_equal_exactly_when_hashes_are(one: list[Any], other: list[A
     assert (hash_of(left) == hash_of(untouched)) == (not effects_of(left))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(WRITES, st.randoms(use_true_random=False))
 def test_the_hash_does_not_depend_on_storage_order(writes: list[Any], rng: random.Random) -> None:
     conn = changed(*writes)
@@ -174,7 +174,7 @@ def test_the_hash_does_not_depend_on_storage_order(writes: list[Any], rng: rando
 
 
 @given(st.text(max_size=12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_text_in_any_normal_form_is_one_state(text: str) -> None:
     if "\x00" in text:
         return

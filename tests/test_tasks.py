@@ -11,7 +11,7 @@ import orjson
 import pytest
 import yaml
 from fixture_domain import DOMAINS, LIBRARY
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tbrl.config import TasksConfig
@@ -61,7 +61,7 @@ ANY_TASK = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ANY_TASK)
 def test_a_row_holds_the_whole_task(task: Task) -> None:
     row = row_of(task)
