@@ -132,12 +132,18 @@ def parameters(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def _rank_main(
-    rank: int, world: int, port: int, target: Callable[..., Any], queue: Any, args: Any
+    rank: int,
+    world: int,
+    port: int,
+    target: Callable[..., Any],
+    queue: Any,
+    args: Any,
+    sequence_parallel: int,
 ) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, world, False)
     try:
-        ranks = join_ranks(rank, world, store, timeout_s=60)
+        ranks = join_ranks(rank, world, store, timeout_s=240, sequence_parallel=sequence_parallel)
         value = target(ranks, *args)
         dist.barrier()
         leave_ranks(ranks)
@@ -147,7 +153,9 @@ def _rank_main(
     queue.put((rank, value, ""))
 
 
-def on_ranks(world: int, target: Callable[..., Any], *args: Any) -> list[Any]:
+def on_ranks(
+    world: int, target: Callable[..., Any], *args: Any, sequence_parallel: int = 1
+) -> list[Any]:
     """Run target(ranks, *args) on `world` gloo processes; results by rank (plain data)."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # One clean process imports everything once; each rank is forked from it.
@@ -158,7 +166,10 @@ def on_ranks(world: int, target: Callable[..., Any], *args: Any) -> list[Any]:
     store = dist.TCPStore("127.0.0.1", 0, world, True, wait_for_workers=False)
     queue = context.SimpleQueue()
     processes = [
-        context.Process(target=_rank_main, args=(rank, world, store.port, target, queue, args))
+        context.Process(
+            target=_rank_main,
+            args=(rank, world, store.port, target, queue, args, sequence_parallel),
+        )
         for rank in range(world)
     ]
     for process in processes:

@@ -90,7 +90,10 @@ class StepAccumulator:
     ) -> None:
         self.engine, self.settings, self.order = engine, settings, order
         self.keep_batches = keep_batches
-        self.rank, self.world = engine.ranks.rank, engine.ranks.world
+        self.rank, self.world = engine.ranks.data_rank, engine.ranks.data_world
+        sequence = engine.ranks.sequence
+        self.counts = sequence is None or sequence.rank == 0
+        """Ranks that share a micro-batch count it once."""
         self.waiting: dict[int, GroupBatches] = {}
         self.seen: set[int] = set()
         self.next_slot = self.rank
@@ -99,7 +102,8 @@ class StepAccumulator:
         self.action_tokens = 0
 
     def add(self, group: EpisodeGroup, slot: int) -> None:
-        """Take the accepted group of a slot; each slot once, on its own rank (slot % world)."""
+        """Take the accepted group of a slot; each slot once, on its own rank
+        (slot % data_world; with sequence parallelism on all ranks of the sequence group)."""
         if slot % self.world != self.rank or slot in self.seen:
             raise InvariantError(
                 f"slot {slot} does not belong here: rank {self.rank}, seen {self.seen}"
@@ -130,8 +134,9 @@ class StepAccumulator:
             self.done.append((batch, result.logprobs))
 
     def _count(self, prepared: GroupBatches) -> None:
-        self.divisor += prepared.divisor
-        self.action_tokens += prepared.action_tokens
+        if self.counts:
+            self.divisor += prepared.divisor
+            self.action_tokens += prepared.action_tokens
 
     def finish(self) -> float:
         """Accumulate the rest and return the global divisor. Collective.

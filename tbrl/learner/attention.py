@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tbrl.errors import ConfigError
+from tbrl.learner.distributed import SequenceShards
 from tbrl.learner.packing import Span
+from tbrl.learner.sequence import heads_to_tokens, spread_heads
 
 ATTENTION_NAME = "tbrl_packed"
 
@@ -43,12 +45,17 @@ class AttentionPlan:
     """CPU, per span: bool [length, prefix + length], None where plain causal attention does."""
     varlen: VarlenPlan | None = None
     """CUDA."""
+    sequence: SequenceShards | None = None
+    """Ranks that share the tokens."""
 
 
-def plan_attention(spans: tuple[Span, ...], device: torch.device) -> AttentionPlan:
+def plan_attention(
+    spans: tuple[Span, ...], device: torch.device, sequence: SequenceShards | None = None
+) -> AttentionPlan:
     """Masks or offsets for `spans` on a device."""
     if device.type != "cuda":
-        return AttentionPlan(spans, tuple(_suffix_mask(span) for span in spans))
+        masks = tuple(_suffix_mask(span) for span in spans)
+        return AttentionPlan(spans, masks, sequence=sequence)
     queries = [span.length for span in spans]
     keys = [span.length + span.prefix_length for span in spans]
     rows = None
@@ -57,14 +64,15 @@ def plan_attention(spans: tuple[Span, ...], device: torch.device) -> AttentionPl
     varlen = VarlenPlan(
         _offsets(queries, device), _offsets(keys, device), max(queries), max(keys), rows
     )
-    return AttentionPlan(spans, varlen=varlen)
+    return AttentionPlan(spans, varlen=varlen, sequence=sequence)
 
 
-def _suffix_mask(span: Span) -> Tensor | None:
+def _suffix_mask(span: Span, device: torch.device | None = None) -> Tensor | None:
     if span.prefix_length == 0:
         return None
     total = span.prefix_length + span.length
-    return torch.ones(span.length, total, dtype=torch.bool).tril(span.prefix_length)
+    ones = torch.ones(span.length, total, dtype=torch.bool, device=device)
+    return ones.tril(span.prefix_length)
 
 
 def _key_rows(span: Span) -> Tensor:
@@ -100,9 +108,13 @@ def packed_attention(
             "model.path: sliding-window attention is not supported by the learner; "
             "use a model with full attention"
         )
-    if plan.varlen is not None:
-        return _attend_varlen(query, key, value, scaling, plan.varlen), None
-    return _attend_spans(query, key, value, scaling, plan), None
+    if plan.sequence is not None:
+        query, key, value = spread_heads(query, key, value, plan.sequence)
+    if plan.varlen is not None and query.dtype in (torch.bfloat16, torch.float16):
+        output = _attend_varlen(query, key, value, scaling, plan.varlen)
+    else:
+        output = _attend_spans(query, key, value, scaling, plan)
+    return (output if plan.sequence is None else heads_to_tokens(output, plan.sequence)), None
 
 
 def _attend_spans(
@@ -116,8 +128,10 @@ def _attend_spans(
     lengths = [span.length for span in plan.spans]
     queries, keys, values = (t.split(lengths, dim=2) for t in (query, key, value))
     by_start = {span.start: index for index, span in enumerate(plan.spans)}
+    # Flash attention takes no float32: on CUDA the masks are then made here.
+    masks = plan.masks or tuple(_suffix_mask(span, query.device) for span in plan.spans)
     outputs = []
-    for index, (span, mask) in enumerate(zip(plan.spans, plan.masks, strict=True)):
+    for index, (span, mask) in enumerate(zip(plan.spans, masks, strict=True)):
         own_key, own_value = keys[index], values[index]
         if span.prefix_length:
             prefix = by_start[span.prefix_start]

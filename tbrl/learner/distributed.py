@@ -11,6 +11,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tbrl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceShards:
+    """The ranks that share the tokens of a micro-batch, and this one's place among them."""
+
+    group: Any
+    rank: int
+    size: int
+
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
@@ -24,6 +35,18 @@ class Ranks:
     checkpoint_group: Any = None
     """Own gloo group for checkpoint writers: their collectives run on a thread and must not
     interleave with those of the step."""
+
+    sequence: SequenceShards | None = None
+    """None without sequence parallelism. Neighbouring ranks form a group."""
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the slots is this rank's: slot % data_world."""
+        return self.rank // (self.sequence.size if self.sequence else 1)
+
+    @property
+    def data_world(self) -> int:
+        return self.world // (self.sequence.size if self.sequence else 1)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise float64 sum over ranks."""
@@ -54,6 +77,7 @@ def join_ranks(
     device: str = "cpu",
     timeout_s: float = 600.0,
     always_group: bool = False,
+    sequence_parallel: int = 1,
 ) -> Ranks:
     """Join the learner's process group through `store` (made by the caller, port 0: no race).
 
@@ -76,7 +100,22 @@ def join_ranks(
         timeout=timedelta(seconds=timeout_s),
     )
     mesh = init_device_mesh(target.type, (world,), mesh_dim_names=("fsdp",))
-    return Ranks(rank, world, target, mesh, dist.new_group(backend="gloo") if world > 1 else None)
+    writers = dist.new_group(backend="gloo") if world > 1 else None
+    return Ranks(
+        rank, world, target, mesh, writers, _sequence_shards(rank, world, sequence_parallel)
+    )
+
+
+def _sequence_shards(rank: int, world: int, size: int) -> SequenceShards | None:
+    if size == 1:
+        return None
+    if world % size:
+        raise ConfigError(
+            f"topology.sequence_parallel={size}: must divide topology.learner_world={world}"
+        )
+    # Every rank takes part in making every group.
+    groups = [dist.new_group(list(range(s, s + size))) for s in range(0, world, size)]
+    return SequenceShards(groups[rank // size], rank % size, size)
 
 
 def leave_ranks(ranks: Ranks) -> None:

@@ -37,6 +37,7 @@ from tbrl.learner.loss import (
 )
 from tbrl.learner.model import Policy
 from tbrl.learner.packing import PackedBatch, dummy_batch
+from tbrl.learner.sequence import shard_batch
 from tbrl.types import Sampling
 
 
@@ -202,7 +203,7 @@ class Fsdp2Learner:
         if not self.open:
             raise InvariantError("accumulate outside a step")
         real = batch if batch is not None else dummy_batch(self.ranks.device)
-        real = real.to(self.ranks.device)
+        real = self._mine(real.to(self.ranks.device))
         loss, scores = self._loss(real, old)
         if batch is None:
             (loss.total * 0.0).backward()
@@ -210,6 +211,10 @@ class Fsdp2Learner:
         loss.total.backward()
         self.sums.append(loss.sums)
         return MicroResult(loss.sums, scores.logprobs.detach())
+
+    def _mine(self, batch: PackedBatch) -> PackedBatch:
+        sequence = self.ranks.sequence
+        return batch if sequence is None else shard_batch(batch, sequence)
 
     def _loss(self, batch: PackedBatch, old: Tensor | None) -> tuple[LossOutput, TokenScores]:
         sampling, with_kl = self.settings.sampling, self.settings.loss.kl_coefficient > 0
@@ -309,8 +314,10 @@ class Fsdp2Learner:
 
     @torch.no_grad()
     def logprobs(self, batch: PackedBatch) -> Tensor:
-        """Logprobs [N] of the action tokens, no gradient. Collective when sharded."""
-        return self.model(batch.to(self.ranks.device), (self.settings.sampling,))[0].logprobs
+        """Logprobs [N] of the action tokens (of this rank's, with sequence parallelism), no
+        gradient. Collective when sharded."""
+        batch = self._mine(batch.to(self.ranks.device))
+        return self.model(batch, (self.settings.sampling,))[0].logprobs
 
     @torch.no_grad()
     def iter_full_params(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,7 @@
 """GRPO on one rank of the learner: groups in, one synchronous update out.
 
 begin_step()                      all ranks
-add_group(group, slot)            only rank slot % world, as groups are accepted
+add_group(group, slot)            ranks with data_rank == slot % data_world, as accepted
 finish(action_tokens)             all ranks -> LearnerStats
 weights() / digest()              all ranks
 save(dir, ...) / load(dir)        all ranks
@@ -23,7 +23,7 @@ from tbrl.errors import ConfigError, InvariantError
 from tbrl.learner.accumulate import Aggregation, PackingSettings, StepAccumulator
 from tbrl.learner.checkpoint import Checkpointer, Manifest, load_state
 from tbrl.learner.digest import digest_parameters
-from tbrl.learner.distributed import Ranks
+from tbrl.learner.distributed import Ranks, join_ranks
 from tbrl.learner.fsdp2 import EngineSettings, Fsdp2Learner, StepStats
 from tbrl.learner.loss import LossSettings, TokenSums
 from tbrl.learner.model import HuggingFacePolicy, Policy, check_packing, load_policy
@@ -83,6 +83,9 @@ class GrpoLearner:
     ) -> None:
         """`policy` replaces the module loaded from `model.path` (tests, benchmarks)."""
         check_trainable(sampling)
+        if ranks.mesh is None and model.learner_dtype != "float32":
+            # Mixed precision lives in the sharding: a group of one.
+            ranks = join_ranks(0, 1, device=ranks.device.type, always_group=True)
         self.algorithm, self.ranks, self.sampling = algorithm, ranks, sampling
         loaded = None if policy else self._load(model)
         chosen = policy or loaded

@@ -54,7 +54,7 @@ class HuggingFacePolicy(Policy):
             input_ids=batch.input_ids[None],
             position_ids=batch.position_ids[None],
             use_cache=False,
-            plan=plan_attention(batch.spans, batch.input_ids.device),
+            plan=plan_attention(batch.spans, batch.input_ids.device, batch.sequence),
         )
         hidden = output.last_hidden_state[0].index_select(0, batch.rows)
         weight = self.causal_lm.get_output_embeddings().weight

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from tbrl.errors import InvariantError
+from tbrl.learner.distributed import SequenceShards
 from tbrl.types import Episode
 
 
@@ -76,6 +77,9 @@ class PackedBatch:
     """float64 [N]"""
     weights: Tensor
     """float64 [N]"""
+    sequence: SequenceShards | None = None
+    """Set when this is one rank's part (see sequence.py): T and N are this rank's, `spans` those
+    of the whole micro-batch."""
 
     @property
     def tokens(self) -> int:
@@ -90,7 +94,7 @@ class PackedBatch:
         moved = {
             name: getattr(self, name).to(device, non_blocking=True)
             for name in self.__dataclass_fields__
-            if name != "spans"
+            if name not in ("spans", "sequence")
         }
         return replace(self, **moved)
 
