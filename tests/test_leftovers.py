@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tbrl.actors.leftovers import Process, end, leftovers, read_processes, remove_files
+from tbrl.actors.leftovers import Process, alive, end, leftovers, read_processes, remove_files
 
 
 def process(pid, parent, command, ours=True):
@@ -46,6 +46,14 @@ def test_workers_of_a_living_driver_or_another_environment_stay():
 )
 def test_a_driver_is_never_a_leftover(command):
     assert leftovers([process(11, 1, command)]) == []
+
+
+def test_files_stay_while_a_driver_or_worker_of_any_checkout_lives():
+    idle = [process(1, 0, "init", False), process(2, 1, "bash", False)]
+    assert not alive(idle)
+    assert alive([*idle, process(3, 1, "python -m tbrl.launch run=x", False)])
+    assert alive([*idle, process(3, 1, "/w/ray/core/src/ray/raylet/raylet --x", False)])
+    assert alive([*idle, process(3, 2, "VLLM::EngineCore", False)])
 
 
 @pytest.fixture

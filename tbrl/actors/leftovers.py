@@ -84,6 +84,12 @@ def leftovers(processes: Iterable[Process]) -> list[Process]:
     ]
 
 
+def alive(processes: Iterable[Process]) -> bool:
+    """Whether anything of this user may still use shared memory or a Ray session: a driver or a
+    worker, of any environment."""
+    return any(_DRIVER.search(p.command) or _WORKER.search(p.command) for p in processes)
+
+
 def end(processes: list[Process], environment: Path) -> None:
     """SIGTERM, then SIGKILL after GRACE_S seconds for those that stay."""
     for process in processes:
@@ -98,8 +104,8 @@ def end(processes: list[Process], environment: Path) -> None:
 
 
 def remove_files(shm: Path, temporary: Path) -> list[Path]:
-    """Weight files in shared memory and Ray's session folders. Only called while no driver
-    lives; files of other users stay."""
+    """Weight files in shared memory and Ray's session folders. Only called while nothing is
+    `alive`; files of other users stay."""
     removed = []
     for path in [*shm.glob("tbrl-*"), *temporary.glob("tbrl-ray*")]:
         if path.lstat().st_uid == os.getuid():
@@ -114,8 +120,8 @@ def main() -> None:
     end(found, environment)
     for process in found:
         print(f"ended {process.pid}: {process.command[:90]}")
-    if any(_DRIVER.search(process.command) for process in read_processes(environment)):
-        print("a run is alive: its processes and files are left alone")
+    if alive(read_processes(environment)):
+        print("a run is alive, here or in another checkout: files are left alone")
         return
     for path in remove_files(Path("/dev/shm"), Path(tempfile.gettempdir())):
         print(f"removed {path}")
