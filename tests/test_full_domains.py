@@ -160,6 +160,26 @@ def test_the_user_answers_whatever_the_expert_asks_and_the_expert_is_paid(domain
         assert graded(draft, terminal, last.text).reward == 1.0
 
 
+ONLY_IF_ASKED = {"name", "vehicle", "address", "claim", "reason"}
+"""Facts that the expert has no need to ask for."""
+
+
+@each_full
+def test_every_private_fact_comes_out_when_the_expert_needs_it(domain: Domain) -> None:
+    told: set[tuple[str, str]] = set()
+    known: set[tuple[str, str]] = set()
+    for draft in drafts(domain.name, count=10):
+        public = draft.task.public
+        if public.template == "third_party":
+            continue
+        heard = " ".join(play(domain, draft)[1])
+        for fact, value in public.user_context["facts"].items():
+            known.add((public.template, fact))
+            if value in heard:
+                told.add((public.template, fact))
+    assert {pair for pair in known - told if pair[1] not in ONLY_IF_ASKED} == set()
+
+
 @each_full
 def test_a_final_text_without_the_amount_fails_its_rubric(domain: Domain) -> None:
     asked = [d for d in drafts(domain.name) if d.task.grading.rubrics]
