@@ -183,3 +183,12 @@ def test_sums_do_not_depend_on_how_tokens_are_split(sizes, seed):
     merged = merge_sums(p.sums for p in pieces)
     for name in TokenSums.__dataclass_fields__:
         assert getattr(merged, name) == pytest.approx(getattr(whole.sums, name), abs=1e-12)
+
+
+def test_mismatch_of_nearly_equal_policies_is_not_lost_in_rounding():
+    behaviour = torch.full((100,), -1.0)
+    new = behaviour + torch.linspace(-1e-5, 1e-5, 100)
+    one = torch.ones(100)
+    sums = grpo_loss(loss_input(new, None, behaviour, one, one), LossSettings()).sums
+    gap = new.double() - behaviour.double()
+    assert sums.mismatch_kl == pytest.approx(float(gap.square().sum() / 2), rel=1e-4)

@@ -137,7 +137,9 @@ def grpo_loss(batch: LossInput, settings: LossSettings) -> LossOutput:
     total = losses.sum()
 
     with torch.no_grad():
-        mismatch = torch.where(mask, importance - gap - 1.0, 0.0)
+        # float64: the term is quadratic in a gap that is often below 1e-4.
+        wide = gap.double().clamp(max=_LOG_RATIO_LIMIT)
+        mismatch = torch.expm1(wide) - wide
         columns = {
             "tokens": mask,
             "loss": losses,
