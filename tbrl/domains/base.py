@@ -6,7 +6,8 @@
         seed.py        rows of the shared world (not of any task)
         tools.py       functions marked @tool; the first argument is the World
         policy.md      the rules for the agent, one file per size (policy_compact.md, ...)
-        templates.py   task templates marked @template
+        templates.py   task templates
+        full/          the same again for a size with a world of its own, and articles.md
 
 A tool is a plain synchronous function on the session's own database. Its JSON schema is derived
 from its type hints, once, when the domain is loaded. It returns JSON-serialisable data; an
