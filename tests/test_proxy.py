@@ -159,7 +159,9 @@ def test_streamed_deltas_join_to_the_whole_reply(seed: int, reasons: bool, cut: 
     if reasons:
         text = f"<think>\n{turn['reasoning_content']}\n</think>\n\n{text}"
     for output in (text, *corpus.mutations(text, seed, 3)):
-        ids, finish = spell(output), "length" if cut else "stop"
+        finish = "length" if cut else "stop"
+        by_letter = [token for letter in output for token in spell(letter)]
+        ids = rng.choice((spell(output), by_letter))  # tags that arrive in pieces
         stream, joined = ReplyStream(READER), {"reasoning_content": "", "content": ""}
         deltas, start = [], 0
         while start < len(ids):
@@ -276,10 +278,12 @@ def test_conversation_with_two_spellings_is_rendered() -> None:
     odd = [token for letter in "hello" for token in spell(letter)] + [RENDERER.end_of_turn]
     rendered = RENDERER.prompt(later, TOOLS)
     assert memory.prompt(later, TOOLS) == rendered
-    memory.remember(HI, reply, TOOLS, [*prompt, *odd])
-    assert memory.prompt(later, TOOLS) != rendered
     memory.remember(HI, reply, TOOLS, [*prompt, *spell("hello<|im_end|>")])
+    memory.remember(HI, reply, TOOLS, [*prompt, *odd])
     assert memory.prompt(later, TOOLS) == rendered
+    fresh = ConversationMemory(RENDERER)
+    fresh.remember(HI, reply, TOOLS, [*prompt, *odd])
+    assert fresh.prompt(later, TOOLS) != rendered
 
 
 def test_memory_forgets_the_oldest() -> None:

@@ -180,6 +180,18 @@ def test_observation_that_changes_what_stands_before_it_is_refused() -> None:
         Renderer(tokenizer)
 
 
+def test_delta_behind_another_beginning_is_refused() -> None:
+    tokenizer = toy_tokenizer("chatml_xml")
+    tokenizer.chat_template = (
+        "{{- '<|im_start|>urgent<|im_end|>' if 'fire' in (messages | last).content else '' }}"
+        + tokenizer.chat_template
+    )
+    renderer = Renderer(tokenizer)
+    renderer.delta([{"role": "user", "content": "hi"}], [renderer.end_of_turn], TOOLS)
+    with pytest.raises(InvariantError, match="another beginning"):
+        renderer.delta([{"role": "user", "content": "fire"}], [renderer.end_of_turn], TOOLS)
+
+
 def test_template_whose_observations_depend_on_the_tools_is_followed() -> None:
     tokenizer = toy_tokenizer("chatml_xml")
     tokenizer.chat_template = tokenizer.chat_template.replace(

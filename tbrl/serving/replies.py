@@ -98,6 +98,7 @@ class ReplyStream:
             return  # decoding all at every id would be quadratic in long outputs
         self._read = len(self.ids)
         text = self._interpreter.text(self._interpreter.raw_text(self.ids)).rstrip("\ufffd")
+        text = _without_beginning(text, self._interpreter.control_tokens)
         preopened = self._interpreter.reasoning_preopened
         head = text.lstrip()
         if not preopened and len(head) < len(THINK) and THINK.startswith(head):
@@ -105,11 +106,10 @@ class ReplyStream:
         split = split_reasoning(text, preopened)
         if split.closed:
             yield from self._send("reasoning_content", split.reasoning)
-            tags = (*XML_TAGS, THINK, THINK_END, *self._interpreter.control_tokens)
+            tags = (*XML_TAGS, THINK, THINK_END)
             yield from self._send("content", _certain(split.rest, tags))
         else:
-            tags = (THINK_END, *self._interpreter.control_tokens)
-            yield from self._send("reasoning_content", _certain(split.reasoning, tags))
+            yield from self._send("reasoning_content", _certain(split.reasoning, (THINK_END,)))
 
     def finish(self, finish_reason: str) -> tuple[Reply, list[JsonObject]]:
         """The whole reply and the deltas that were still held back; calls come whole."""
@@ -128,6 +128,14 @@ class ReplyStream:
         if new:
             self._sent[field] = text
             yield {field: new}
+
+
+def _without_beginning(text: str, tokens: Sequence[str]) -> str:
+    """`text` without an end that may grow into one of `tokens`, which is then removed."""
+    for start in range(max(0, len(text) - _LONGEST_TAG), len(text)):
+        if any(token.startswith(text[start:]) for token in tokens):
+            return text[:start]
+    return text
 
 
 def _certain(text: str, tags: Sequence[str]) -> str:
