@@ -79,6 +79,7 @@ def load_policy(
     Raises ConfigError when the folder or its config.json is missing.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     folder = Path(path)
     if not (folder / "config.json").is_file():
@@ -86,6 +87,7 @@ def load_policy(
             f"model.path={path}: no config.json there; give a local Hugging Face model folder"
         )
     # The checkpoint's own dtype (often bfloat16) would lose updates of 1e-6.
+    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation=register_attention(), local_files_only=True
     )
