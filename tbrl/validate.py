@@ -129,14 +129,19 @@ def _lengths(config: Config) -> None:
 
 def _topology(config: Config) -> None:
     t = config.topology
+    _require(
+        t.sequence_parallel >= 1 and t.learner_world % t.sequence_parallel == 0,
+        f"topology.sequence_parallel={t.sequence_parallel} does not divide "
+        f"topology.learner_world={t.learner_world}",
+    )
     if t.device == "cpu":
         _require(
             t.weight_transfer == "shm",
             f"topology.weight_transfer={t.weight_transfer!r} needs GPUs; use shm on CPU",
         )
         _require(
-            t.sequence_parallel == 1 and t.tensor_parallel == 1,
-            "topology.sequence_parallel and topology.tensor_parallel are 1 on CPU",
+            t.tensor_parallel == 1,
+            f"topology.tensor_parallel={t.tensor_parallel}: engines on CPU have one; use 1",
         )
         return
     _require(

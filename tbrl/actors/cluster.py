@@ -49,7 +49,7 @@ class Cluster:
         self._placement.reserve()
         pools = [spawn(SandboxPool, config.sandbox) for _ in range(config.topology.sandbox_pools)]
         user = spawn(UserSimulator, config.user)
-        grader = spawn(RewardGrader, self.tasks, config.judge)
+        grader = spawn(RewardGrader, self.tasks, config.judge, config.sandbox)
         settings = RolloutSettings(
             model_path=self.policy,
             model=config.model,

@@ -106,7 +106,13 @@ class LearnerRank:
         world = s.topology.learner_world
         if world > 1 and self._store is None:
             self._store = dist.TCPStore(address, port, None, False, wait_for_workers=False)
-        ranks = join_ranks(self._rank, world, self._store, s.topology.device)
+        ranks = join_ranks(
+            self._rank,
+            world,
+            self._store,
+            s.topology.device,
+            sequence_parallel=s.topology.sequence_parallel,
+        )
         self._learner = GrpoLearner(
             s.algorithm,
             s.model,
@@ -227,8 +233,12 @@ class LearnerRanks:
         await self._all("begin_step", STEP_DEADLINE_S)
 
     async def add_group(self, slot: int, group: Any) -> None:
-        rank = self.actors[slot % self._world]
-        await self._get([rank.add_group.remote(slot, group)], STEP_DEADLINE_S, "add_group")
+        """To the ranks that own the slot: one, or all of one sequence-parallel group."""
+        size = self._settings.topology.sequence_parallel
+        first = slot % (self._world // size) * size
+        owners = self.actors[first : first + size]
+        calls = [rank.add_group.remote(slot, group) for rank in owners]
+        await self._get(calls, STEP_DEADLINE_S, "add_group")
 
     async def finish(self, action_tokens: int) -> LearnerReport:
         stats = (await self._all("finish", STEP_DEADLINE_S, action_tokens))[0]

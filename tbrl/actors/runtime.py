@@ -39,7 +39,7 @@ def start_ray(topology: TopologyConfig) -> Any:
         include_dashboard=topology.dashboard,
         dashboard_host="127.0.0.1",
         object_store_memory=512 << 20 if topology.device == "cpu" else None,
-        _temp_dir=os.path.join(tempfile.gettempdir(), "tbrl-ray"),
+        _temp_dir=os.path.join(tempfile.gettempdir(), f"tbrl-ray-{os.getuid()}"),
         **common,
     )
 

@@ -114,7 +114,10 @@ class _Play:
             calls = self._heard(number, completion, text.removesuffix(DONE).rstrip())
             if completion.truncated:
                 return "length"
-            if calls:
+            if completion.error:
+                self.malformed += 1
+                self._say("tool", completion.error)
+            elif calls:
                 if any(self._ends_turn(call) for _, call in calls):
                     return "end_turn_tool"
                 await self._answer(calls)

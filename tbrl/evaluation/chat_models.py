@@ -37,6 +37,8 @@ class Completion:
     reasoning: str = ""
     truncated: bool = False
     """finish_reason was `length`."""
+    error: str = ""
+    """What tbrl's proxy says the policy is to be told of a malformed turn; empty elsewhere."""
     input_tokens: int = 0
     output_tokens: int = 0
 
@@ -112,6 +114,7 @@ def completion_of(answer: JsonObject) -> Completion:
         ),
         reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
         truncated=choice.get("finish_reason") == "length",
+        error=(choice.get("tbrl") or {}).get("error") or "",
         input_tokens=usage.get("prompt_tokens") or 0,
         output_tokens=usage.get("completion_tokens") or 0,
     )

@@ -35,7 +35,7 @@ async def evaluate_chat(
         model=_model(config),
         sandbox=build_sandbox(config.sandbox),
         user=build_user(config.user),
-        grader=build_grader(tasks, config.judge),
+        grader=build_grader(tasks, config.judge, config.sandbox),
         tasks={task.task_ref: task.public for task in tasks},
         config=config.rollout,
         sampling=Sampling(e.endpoint.temperature),

@@ -25,11 +25,15 @@ def main(config: Config) -> None:
 def export_latest(config: Config, run: RunDir, out: Path) -> Path:
     """Raises ConfigError when the run has no complete checkpoint."""
     from tbrl.serving.export import export
+    from tbrl.serving.server import readers
 
     checkpoint = latest_complete(run.checkpoints)
     if checkpoint is None:
         raise ConfigError(f"{run.checkpoints} holds no complete checkpoint to export; train first")
-    export(checkpoint, policy_folder(config.model.path), out)
+    source = policy_folder(config.model.path)
+    renderer, _ = readers(config, source)
+    template = renderer.chat_template
+    export(checkpoint, source, out, dtype=config.model.engine_dtype, chat_template=template)
     caller = read_manifest(checkpoint).extra["caller"]
     record = {"run": run.name, "step": caller["step"], "parity": caller["parity"]}
     (out / EXPORT_RECORD).write_text(json.dumps(record, indent=1))

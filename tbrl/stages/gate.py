@@ -53,6 +53,7 @@ def parity_hash(folder: str, tool_format: str, strips_reasoning: str) -> str:
     apply(engine_environment("cpu", 1))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     renderer = Renderer(tokenizer, strips_reasoning=strips_reasoning)
-    report = check(tokenizer, renderer, Interpreter(tokenizer, (), tool_format))
+    interpreter = Interpreter(tokenizer, (), tool_format, renderer.reasoning_preopened)
+    report = check(tokenizer, renderer, interpreter)
     report.require()
     return report.hash
