@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ModelConfig:
-    """Which policy. `path` is a local Hugging Face folder or `builtin:base` / `builtin:reference`."""
+    """Which policy. `path`: a local Hugging Face folder, `builtin:base` or `builtin:reference`."""
 
     path: str = "builtin:base"
     reference_path: str = "builtin:reference"

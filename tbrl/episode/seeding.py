@@ -1,4 +1,4 @@
-"""The seeds of one episode, by what it is: a training rollout, a probe, or an evaluation attempt."""
+"""The seeds of one episode, by what it is: a training rollout, a probe or an evaluation."""
 
 from __future__ import annotations
 
