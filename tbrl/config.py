@@ -289,14 +289,14 @@ class WarmstartConfig:
     output: str = ""
     copy_steps: int = 400
     """Copy exercises come first: a short training learns to copy record ids only with them."""
-    steps: int = 400
+    steps: int = 640
     """Updates of the base policy, one micro-batch a domain each."""
     demonstrations: int = 16000
     """Expert conversations over the compact size of all domains."""
     learning_rate: float = 4e-3
-    refine_steps: int = 150
+    refine_steps: int = 290
     """Further updates, on clean demonstrations, that make the reference policy of the base."""
-    refine_demonstrations: int = 4000
+    refine_demonstrations: int = 6000
     refine_learning_rate: float = 2e-3
     seed: int = 0
     threads: int = 2

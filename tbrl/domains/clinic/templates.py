@@ -175,7 +175,7 @@ def pain(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         yield say(TICKET_OPEN)
 
     query = case.ask(
-        "Visit {id}: my pain is {felt}.", "I have {felt} pain before visit {id}.", felt=felt
+        "Visit {id}: my pain: {felt}.", "I have pain, {felt}, before visit {id}.", felt=felt
     )
     return case.draft("pain", query, plan, {"away": case.away, "strong": felt == "strong"})
 
@@ -209,8 +209,8 @@ def _report(template: str, case: VisitCase, pin: int) -> Drafted:
         yield say(ALL_DONE)
 
     query = case.ask(
-        "I want the report of visit {id}. My phone is {phone}.",
-        "My phone is {phone}. Send the report of visit {id}.",
+        "I want the report of visit {id}. Phone: {phone}.",
+        "My phone: {phone}. Send the report of visit {id}.",
         phone=phone,
     )
     return case.draft(template, query, plan, {"match": matches, "mail": phone == "lost"}, pin=pin)

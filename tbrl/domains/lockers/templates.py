@@ -131,8 +131,8 @@ def move_parcel(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         yield say(ALL_DONE)
 
     query = case.ask(
-        "Move parcel {id}. It is {shape}.",
-        "Parcel {id} is {shape}. Put it in another locker.",
+        "Move parcel {id}. Shape: {shape}.",
+        "Parcel {id}, {shape}. Put it in another locker.",
         shape=shape,
     )
     case.jammed = False
@@ -157,8 +157,8 @@ def door(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         yield say(TICKET_OPEN)
 
     query = case.ask(
-        "The door of parcel {id} stays shut. It is {inside}.",
-        "My {inside} in parcel {id}: the door does not open.",
+        "The door of parcel {id} stays shut. Inside: {inside}.",
+        "Parcel {id}, {inside}: the door does not open.",
         inside=inside,
     )
     return case.draft("door", query, plan, {"jammed": case.jammed, "food": inside == "food"})
@@ -213,8 +213,8 @@ def _code(template: str, case: ParcelCase, pin: int) -> Drafted:
         yield say(ALL_DONE)
 
     query = case.ask(
-        "I need the code of parcel {id}. My phone is {phone}.",
-        "My phone is {phone}. Send the code of parcel {id}.",
+        "I need the code of parcel {id}. Phone: {phone}.",
+        "My phone: {phone}. Send the code of parcel {id}.",
         phone=phone,
     )
     return case.draft(template, query, plan, {"match": matches, "mail": phone == "lost"}, pin=pin)

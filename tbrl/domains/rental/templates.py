@@ -87,9 +87,9 @@ def report_damage(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         yield say(TICKET_OPEN)
 
     query = case.ask(
-        "Rental {id} broke. I need it {need}.",
-        "I broke rental {id}. Fix it {need}.",
-        "Rental {id} is damaged. I come {need}.",
+        "Rental {id} broke. Needed: {need}.",
+        "I broke rental {id}. Fix it, {need}.",
+        "Rental {id} is damaged. I come: {need}.",
         need=need,
     )
     truth = {"insured": case.insured, "urgent": need == "today"}
@@ -129,8 +129,8 @@ def _extend(template: str, case: RentalCase, days: int) -> Drafted:
             yield say(ALL_DONE)
 
     query = case.ask(
-        "I keep the {item} of rental {id} for {days} days more.",
-        "Extend rental {id} with the {item} by {days} days.",
+        "I keep rental {id}, {item}, for {days} days more.",
+        "Extend rental {id}, {item}, by {days} days.",
         item=case.item,
         days=days,
     )
@@ -181,8 +181,8 @@ def swap_item(rng: random.Random, task_ref: str, names: Names) -> Drafted:
             yield say(TICKET_OPEN)
 
     query = case.ask(
-        "Swap the {item} of rental {id}.",
-        "The {item} of rental {id} fails. I want another.",
+        "Swap rental {id}, {item}.",
+        "Rental {id}, {item}, fails. I want another.",
         item=case.item,
     )
     truth = {"stock": case.stock > 0, "gold": case.tier == "gold"}
@@ -217,9 +217,7 @@ def _send(template: str, case: RentalCase, pin: int) -> Drafted:
         yield call("send_item", rental_id=case.id, careful=careful)
         yield say(ALL_DONE)
 
-    query = case.ask(
-        "Send me the {item} of rental {id}.", "Deliver the {item} of rental {id}.", item=case.item
-    )
+    query = case.ask("Send me rental {id}, {item}.", "Deliver rental {id}, {item}.", item=case.item)
     return case.draft(template, query, plan, {"match": matches, "careful": case.fragile}, pin=pin)
 
 

@@ -70,8 +70,8 @@ def reading(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         yield say(ALL_DONE)
 
     query = case.ask(
-        "The meter of account {id} shows {how} {value}.",
-        "Account {id}: the meter says {how} {value}.",
+        "The meter of account {id} shows: {how} {value}.",
+        "Account {id}, meter: {how} {value}.",
         how=how,
         value=value,
     )
@@ -155,8 +155,8 @@ def switch_plan(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         yield say(ALL_DONE)
 
     query = case.ask(
-        "Switch account {id} to the {wish} plan.",
-        "I want the {wish} plan for account {id}.",
+        "Switch account {id} to another plan: {wish}.",
+        "A new plan for account {id}, {wish}.",
         wish=case.wish,
     )
     truth = {"shop": case.kind == "shop", "locked": case.locked}
@@ -178,9 +178,9 @@ def leak(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         yield say(TICKET_OPEN)
 
     query = case.ask(
-        "Water runs in the {where} at account {id}.",
-        "Account {id} has a leak in the {where}.",
-        "A leak in the {where}, account {id}.",
+        "Water runs at account {id}: {where}.",
+        "Account {id} has a leak, {where}.",
+        "A leak, {where}, account {id}.",
         where=where,
     )
     return case.draft("leak", query, plan, {"cover": case.cover, "street": where == "street"})

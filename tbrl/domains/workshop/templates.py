@@ -71,9 +71,9 @@ def fit_part(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         yield say(ALL_DONE)
 
     query = case.ask(
-        "Job {id} needs a new {part}.",
-        "Please fit a {part} in job {id}.",
-        "I want a new {part} for job {id}.",
+        "Job {id} needs a part: {part}.",
+        "Please fit a new part, {part}, in job {id}.",
+        "I want a new part for job {id}: {part}.",
         part=case.part,
     )
     return case.draft("fit_part", query, plan, {"stock": case.stock > 0, "warranty": case.warranty})
@@ -151,9 +151,9 @@ def noise(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         yield say(TICKET_OPEN)
 
     query = case.ask(
-        "The {where} of job {id} make a noise.",
-        "Job {id}: I hear the {where}.",
-        "Noise from the {where} in job {id}.",
+        "Noise in job {id}: {where}.",
+        "Job {id}: I hear a noise, {where}.",
+        "A noise, {where}, in job {id}.",
         where=where,
     )
     truth = {"warranty": case.warranty, "brakes": where == "brakes"}
@@ -176,8 +176,8 @@ def move_job(rng: random.Random, task_ref: str, names: Names) -> Drafted:
         yield say(ALL_DONE)
 
     query = case.ask(
-        "Move job {id} by {days} days. I come {when} work.",
-        "I come {when} work, {days} days later with job {id}.",
+        "Move job {id} by {days} days. I come: {when} work.",
+        "I come {days} days later with job {id}, {when} work.",
         days=days,
         when=when,
     )
@@ -214,8 +214,8 @@ def _lend(template: str, case: JobCase, pin: int) -> Drafted:
         yield say(ALL_DONE)
 
     query = case.ask(
-        "I need a loan car for job {id} and my {who}.",
-        "Lend me a car for job {id}. I drive with my {who}.",
+        "I need a loan car for job {id}. With me: {who}.",
+        "Lend me a car for job {id}. Along: {who}.",
         who=who,
     )
     truth = {"match": matches, "large": who == "family"}
