@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import beta
 
-from tbrl.curation.curate import CurationRequest, curate, read_refs
+from tbrl.curation.curate import CurationRequest, curate
 from tbrl.curation.expected_yield import mixed_probability, pool_yield
 from tbrl.curation.posterior import (
     BANDS,
@@ -28,6 +28,7 @@ from tbrl.curation.split import stratified_split
 from tbrl.curation.sweep import grid, sweep
 from tbrl.curation.sweep_page import sweep_page
 from tbrl.errors import ConfigError
+from tbrl.tasks.load import read_refs
 from tbrl.types import GradingSpec, PublicTask, Task
 
 # ---------------------------------------------------------------- posterior

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tbrl.errors import ConfigError
 from tbrl.evaluation.aggregate import aggregate
-from tbrl.evaluation.jsonl import JsonlWriter
 from tbrl.evaluation.results import read_rows, row_of
+from tbrl.records.jsonl import JsonlWriter
 from tbrl.types import Failed
 
 COMMON_FINISH_REASONS = {
@@ -30,7 +30,7 @@ def file_of(tmp_path, rows, raw=b""):
     path = tmp_path / "results.jsonl"
     with JsonlWriter(path) as writer:
         for each in rows:
-            writer.append(each)
+            writer.write(each)
     with path.open("ab") as file:
         file.write(raw)
     return path

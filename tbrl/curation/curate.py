@@ -29,6 +29,7 @@ from tbrl.curation.selection import Rule, Screen, Verdict, select
 from tbrl.curation.split import stratified_split
 from tbrl.errors import ConfigError
 from tbrl.tasks.guard import refuse_eval_only
+from tbrl.tasks.load import read_refs
 from tbrl.types import PublicTask, Task
 
 
@@ -100,20 +101,6 @@ def curate(request: CurationRequest, out: Path) -> Curation:
     result = Curation(tuple(verdicts), tuple(train), tuple(test), expected, out)
     _write(request, result, by_ref, probes)
     return result
-
-
-def read_refs(path: Path) -> list[str]:
-    """task_refs of a file: a YAML list, or one a line (`#` starts a comment)."""
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such list of task_refs")
-    text = path.read_text(encoding="utf-8")
-    if path.suffix in (".yaml", ".yml"):
-        refs = yaml.safe_load(text) or []
-        if not isinstance(refs, list) or not all(isinstance(ref, str) for ref in refs):
-            raise ConfigError(f"{path}: must be a YAML list of task_refs")
-        return refs
-    lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
-    return [line for line in lines if line]
 
 
 def _why(verdicts: Sequence[Verdict]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tbrl.errors import ConfigError
-from tbrl.evaluation.jsonl import decode_line
+from tbrl.records.jsonl import decode_line
 
 DEFAULT_FIELDS = {
     "uid": "uid",

@@ -21,15 +21,18 @@ import orjson
 
 from tbrl.errors import BackendFailure, ConfigError
 from tbrl.evaluation.coverage import Coverage, Key, coverage_of
-from tbrl.evaluation.jsonl import JsonlWriter, recover_tail
 from tbrl.evaluation.metrics import TaskLabels
 from tbrl.evaluation.results import failure_of, read_rows, row_of
+from tbrl.records.jsonl import JsonlWriter, recover_tail
 from tbrl.types import Episode, Failed, JsonObject
 
 Run = Callable[[str, int, int], Awaitable[Episode]]
 """run(task_ref, attempt, try_) -> Episode; holds the per-episode deadline."""
 
 Start = Literal["fresh", "resume", "repair"]
+
+SYNC_S = 1.0
+"""Attempts that a killed machine may cost; a killed process costs none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,10 @@ async def run_campaign(
     before = coverage_of(list(campaign.tasks), campaign.attempts, scored)
     progress = Progress(before.expected, before.scored, sum(map(bool, scored.values())))
     keys = iter(before.to_run)
-    with JsonlWriter(campaign.path) as rows, JsonlWriter(campaign.failures_path) as failures:
+    with (
+        JsonlWriter(campaign.path, SYNC_S) as rows,
+        JsonlWriter(campaign.failures_path, SYNC_S) as failures,
+    ):
         workers = min(campaign.concurrency, len(before.to_run))
         try:
             async with asyncio.TaskGroup() as group:
@@ -129,12 +135,12 @@ async def _work(
             outcome = await _attempt(run, task_ref, attempt, try_)
             if isinstance(outcome, Episode):
                 row = row_of(outcome, attempt, campaign.tasks[task_ref], campaign.policy)
-                rows.append(row)
+                rows.write(row)
                 progress.done += 1
                 progress.passed += int(outcome.reward)
                 progress.recovered += try_ > 0
                 break
-            failures.append(failure_of(task_ref, attempt, try_, outcome))
+            failures.write(failure_of(task_ref, attempt, try_, outcome))
             progress.failures += 1
         else:
             progress.gave_up.append((task_ref, attempt))

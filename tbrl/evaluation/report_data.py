@@ -13,9 +13,9 @@ from tbrl.evaluation.aggregate import Aggregate, aggregate_rows
 from tbrl.evaluation.campaign import load_identity
 from tbrl.evaluation.cost import Cost, campaign_cost
 from tbrl.evaluation.coverage import Coverage
-from tbrl.evaluation.jsonl import decode_line
 from tbrl.evaluation.metrics import Attempts, Summary, summarize
 from tbrl.evaluation.results import ResultRow, read_rows
+from tbrl.records.jsonl import decode_line
 from tbrl.types import JsonObject
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tbrl.errors import ConfigError
-from tbrl.evaluation.jsonl import decode_line
 from tbrl.evaluation.metrics import TaskLabels
+from tbrl.records.jsonl import decode_line
 from tbrl.types import Episode, Failed, JsonObject, Scored, Turn
 
 FORMAT = 1
