@@ -168,6 +168,22 @@ def test_other_numbers_of_workers_and_ranks_train_on_the_same_groups(
         assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-7)
 
 
+def test_an_exported_policy_is_refused_where_its_words_would_be_read_differently(
+    runs: Path, finished: Path
+) -> None:
+    out = runs / "exported"
+    done = launch("stage=export", f"runs_dir={runs}", "run=finished", f"output={out}")
+    assert done.returncode == 0, done.stderr
+    record = orjson.loads((out / "tbrl.json").read_bytes())
+    assert record["step"] == STEPS
+    (out / "tbrl.json").write_bytes(orjson.dumps({**record, "parity": "another"}))
+    refused = launch(
+        *SMALL, "stage=evaluate", f"runs_dir={runs}", "run=refused", f"model.path={out}"
+    )
+    assert refused.returncode == 2
+    assert "trained under parity hash another" in refused.stderr
+
+
 def test_interrupted_by_the_user_it_stops_after_the_step_and_says_how_to_go_on(
     runs: Path, finished: Path
 ) -> None:

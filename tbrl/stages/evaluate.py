@@ -18,6 +18,7 @@ from tbrl.policy.builtin import policy_folder
 from tbrl.records.run_dir import RunDir
 from tbrl.stages.campaigns import CampaignPlan, run_on_engines, start_of
 from tbrl.stages.common import open_run, results_of
+from tbrl.stages.gate import pass_gate
 from tbrl.stages.report import write_report
 from tbrl.tasks.load import load_tasks
 from tbrl.tasks.schema import save_tasks
@@ -43,6 +44,7 @@ async def _run(config: Config, run: RunDir, name: str, tasks: list[Task], view: 
 
         await evaluate_chat(config, run, name, tasks, view)
         return
+    pass_gate(config, view)
     view.begin("start engines", config.topology.rollout_workers)
     folder = policy_folder(config.model.path)
     async with Cluster(config, tasks, folder) as cluster:

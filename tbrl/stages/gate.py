@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tbrl.config import Config
 from tbrl.errors import ConfigError
+from tbrl.observability.view import RunView
 from tbrl.policy.builtin import policy_folder
 from tbrl.types import JsonObject
 
@@ -16,10 +17,14 @@ EXPORT_RECORD = "tbrl.json"
 """In an exported folder: what the policy was trained under."""
 
 
-def manifest_extra(config: Config) -> JsonObject:
-    """What every checkpoint's manifest says of the policy's words. Raises ConfigError when the
-    gate fails."""
-    return {"parity": parity_of(config)}
+def pass_gate(config: Config, view: RunView) -> JsonObject:
+    """Run the gate before anything starts; returns what every checkpoint's manifest says of the
+    policy's words. Raises ConfigError when the gate fails."""
+    view.begin("parity gate", 1)
+    parity = parity_of(config)
+    view.update("parity gate", 1)
+    view.end("parity gate", f"hash {parity[:12]}")
+    return {"parity": parity}
 
 
 def parity_of(config: Config) -> str:
@@ -28,7 +33,7 @@ def parity_of(config: Config) -> str:
     differ) and `evaluation.allow_parity_mismatch` does not allow that."""
     m = config.model
     folder = policy_folder(m.path)
-    found = parity_hash(folder, m.tool_format, m.strips_reasoning)
+    found = parity_hash(folder, m.tool_format, m.strips_reasoning, config.topology.device)
     record = Path(folder) / EXPORT_RECORD
     trained = json.loads(record.read_text())["parity"] if record.is_file() else found
     if trained != found and not config.evaluation.allow_parity_mismatch:
@@ -41,7 +46,7 @@ def parity_of(config: Config) -> str:
 
 
 @cache
-def parity_hash(folder: str, tool_format: str, strips_reasoning: str) -> str:
+def parity_hash(folder: str, tool_format: str, strips_reasoning: str, device: str) -> str:
     """Run the gate (about 10 s: it imports the serving stack's parsers)."""
     from transformers import AutoTokenizer
 
@@ -50,7 +55,7 @@ def parity_hash(folder: str, tool_format: str, strips_reasoning: str) -> str:
     from tbrl.episode.parity import check
     from tbrl.episode.rendering import Renderer
 
-    apply(engine_environment("cpu", 1))
+    apply(engine_environment(device, 1))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     renderer = Renderer(tokenizer, strips_reasoning=strips_reasoning)
     interpreter = Interpreter(tokenizer, (), tool_format, renderer.reasoning_preopened)

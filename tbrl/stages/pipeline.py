@@ -27,7 +27,7 @@ from tbrl.records.run_dir import RunDir
 from tbrl.stages.campaigns import CampaignPlan, run_on_engines, start_of
 from tbrl.stages.common import Stopped, open_run
 from tbrl.stages.evaluate import evaluate
-from tbrl.stages.gate import manifest_extra
+from tbrl.stages.gate import pass_gate
 from tbrl.stages.report import write_report
 from tbrl.stages.train import train
 from tbrl.tasks.load import load_tasks
@@ -50,6 +50,7 @@ def main(config: Config) -> None:
 
 async def _run(config: Config, run: RunDir, view: RunView) -> None:
     collected = collect(config, run, view)
+    extra = pass_gate(config, view)
     view.begin("start engines", config.topology.rollout_workers)
     tasks = collected.candidates + collected.heldout
     async with Cluster(config, tasks) as cluster:
@@ -59,7 +60,6 @@ async def _run(config: Config, run: RunDir, view: RunView) -> None:
         base = policy_folder(config.model.path)
         await cluster.fleet.load_folder(base, 0)
         await evaluate(cluster, run, "before", collected.heldout, view)
-        extra = manifest_extra(config)
         trained = await train(cluster, run, list(pool.train), view, config.resume, extra)
         if not trained.complete:
             raise Stopped(config, f"stopped after step {trained.next_step}")

@@ -9,6 +9,7 @@ from tbrl.config import Config
 from tbrl.observability.view import RunView
 from tbrl.records.run_dir import RunDir
 from tbrl.stages.common import open_run
+from tbrl.stages.gate import pass_gate
 from tbrl.stages.pipeline import probe_candidates
 from tbrl.tasks.load import load_tasks
 
@@ -21,5 +22,6 @@ def main(config: Config) -> None:
 
 async def _run(config: Config, run: RunDir, view: RunView) -> None:
     tasks = load_tasks(config.tasks, "candidate")
+    pass_gate(config, view)
     async with Cluster(config, tasks) as cluster:
         await probe_candidates(cluster, run, tasks, view)

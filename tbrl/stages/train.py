@@ -18,7 +18,7 @@ from tbrl.records.provenance import record_tasks
 from tbrl.records.run_dir import RunDir
 from tbrl.schedule import SlotSchedule, TaskStream
 from tbrl.stages.common import Stopped, open_run
-from tbrl.stages.gate import manifest_extra
+from tbrl.stages.gate import pass_gate
 from tbrl.stages.recording import StepRecorder
 from tbrl.tasks.load import load_tasks, read_refs
 from tbrl.types import GroupSummary, JsonObject, Task
@@ -158,7 +158,8 @@ def main(config: Config) -> None:
 async def _run(
     config: Config, run: RunDir, tasks: list[Task], pool: list[str], view: RunView
 ) -> Trained:
+    extra = pass_gate(config, view)
     view.begin("start engines", config.topology.rollout_workers)
     async with Cluster(config, tasks) as cluster:
         view.end("start engines", cluster.dashboard_url)
-        return await train(cluster, run, pool, view, config.resume, manifest_extra(config))
+        return await train(cluster, run, pool, view, config.resume, extra)
