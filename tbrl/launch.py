@@ -42,7 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(flag in given for flag in _HELP):
         print(_usage())
         return 0
-    ConfigStore.instance().store(name="schema", node=Config)
     try:
         if any(flag in given for flag in _SWEEP):
             return _sweep([a for a in given if a not in _SWEEP])
@@ -62,6 +61,7 @@ def compose_config(overrides: Sequence[str]) -> Config:
             raise ConfigError(f"option {override!r} is unknown; see python -m tbrl.launch --help")
         if "=" not in override:
             raise ConfigError(f"override {override!r} has no value; write key=value")
+    ConfigStore.instance().store(name="schema", node=Config)
     try:
         with initialize_config_dir(str(CONF), version_base=None):
             composed: DictConfig = compose("config", overrides=list(overrides))
