@@ -63,6 +63,7 @@ def _runs_table(report: Report) -> Table:
     summaries = [run.summary for run in report.runs]
     for label, text in (
         ("dependable tasks, k/k", lambda s: f"{s.dependable} of {s.tasks}"),
+        ("pass^8 unbiased", lambda s: _pass_hat(s, 8)),
         ("pass^k unbiased, k = n", lambda s: f"{100 * s.pass_hat[-1].unbiased:.1f} %"),
         ("pass@k, k = n", lambda s: f"{100 * s.pass_at_k[-1][1]:.1f} %"),
         ("never solved", lambda s: str(s.never_solved)),
@@ -78,6 +79,12 @@ def _runs_table(report: Report) -> Table:
     ):
         table.add_row(label, *(e[key] for e in efforts))
     return table
+
+
+def _pass_hat(summary: Summary, k: int) -> str:
+    """Unbiased pass^k; a dash where fewer attempts were made."""
+    found = [p.unbiased for p in summary.pass_hat if p.k == k]
+    return f"{100 * found[0]:.1f} %" if found else "–"
 
 
 def _attribution_table(report: Report) -> Table:
