@@ -88,11 +88,13 @@ def sweep_table(results: Sequence[SweepResult], config: Config) -> Table:
         title=f"curation sweep, {config.algorithm.groups_per_step} groups a step",
         title_justify="left",
     )
-    table.add_column("boundaries")
-    for name in ("group", "n", "pool", "difficult", "interm.", "frequent", "mixed", "mixed/step"):
-        table.add_column(name, justify="right")
-    table.add_column("stability", justify="right")
-    table.add_column("firm", justify="right")
+    table.add_column("boundaries", no_wrap=True)
+    for name in ("g", "n", "pool", "diff", "int", "freq", "mixed", "a step", "stable", "firm"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.caption = (
+        "g: group size; diff, int, freq: kept by band; mixed: P(mixed group); a step: mixed groups "
+        "expected; stable: overlap with the pool of fresh probes"
+    )
     for r in results:
         p = r.point
         table.add_row(
