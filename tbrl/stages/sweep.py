@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -87,6 +88,8 @@ def sweep_table(results: Sequence[SweepResult], config: Config) -> Table:
     table = Table(
         title=f"curation sweep, {config.algorithm.groups_per_step} groups a step",
         title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     table.add_column("boundaries", no_wrap=True)
     for name in ("g", "n", "pool", "diff", "int", "freq", "mixed", "a step", "stable", "firm"):
