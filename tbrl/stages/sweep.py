@@ -90,6 +90,7 @@ def sweep_table(results: Sequence[SweepResult], config: Config) -> Table:
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        padding=0,
     )
     table.add_column("boundaries", no_wrap=True)
     for name in ("g", "n", "pool", "diff", "int", "freq", "mixed", "a step", "stable", "firm"):
