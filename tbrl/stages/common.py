@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from tbrl.config import Config
-from tbrl.errors import ConfigError, TbrlError
+from tbrl.errors import ConfigError, InvariantError, TbrlError
 from tbrl.records.provenance import write_provenance
 from tbrl.records.run_dir import RunDir
+from tbrl.records.secrets import find_leaks
 
 
 class Stopped(TbrlError):
@@ -70,6 +72,16 @@ def check_same(run: RunDir, config: Config) -> None:
 def resolved_yaml(config: Config) -> str:
     """The configuration as YAML. It names environment variables, never their values."""
     return OmegaConf.to_yaml(OmegaConf.structured(config), resolve=True)
+
+
+def check_secrets(config: Config, run: RunDir) -> None:
+    """No value of a configured key variable may lie in the run's files. Raises InvariantError."""
+    endpoints = (config.user.endpoint, config.judge.endpoint, config.evaluation.endpoint)
+    names = {e.api_key_env for e in endpoints} | {config.sandbox.api_key_env}
+    secrets = {name: os.environ[name] for name in names if os.environ.get(name)}
+    leaks = find_leaks(run.root, secrets)
+    if leaks:
+        raise InvariantError(f"a secret lies in the files of this run: {leaks[0]}; delete them")
 
 
 def results_of(run: RunDir, name: str) -> Path:

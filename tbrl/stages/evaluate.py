@@ -17,7 +17,7 @@ from tbrl.observability.view import RunView
 from tbrl.policy.builtin import policy_folder
 from tbrl.records.run_dir import RunDir
 from tbrl.stages.campaigns import CampaignPlan, run_on_engines, start_of
-from tbrl.stages.common import open_run, results_of
+from tbrl.stages.common import check_secrets, open_run, results_of
 from tbrl.stages.gate import pass_gate
 from tbrl.stages.report import write_report
 from tbrl.tasks.load import load_tasks
@@ -35,6 +35,7 @@ def main(config: Config) -> None:
         asyncio.run(_run(config, run, name, tasks, view))
     results_of(run, name)
     write_report(config, run)
+    check_secrets(config, run)
     Console(highlight=False).print(f"results: {run.evaluation / name}.jsonl")
 
 

@@ -25,7 +25,7 @@ from tbrl.policy.builtin import policy_folder
 from tbrl.records.provenance import record_tasks
 from tbrl.records.run_dir import RunDir
 from tbrl.stages.campaigns import CampaignPlan, run_on_engines, start_of
-from tbrl.stages.common import Stopped, open_run
+from tbrl.stages.common import Stopped, check_secrets, open_run
 from tbrl.stages.evaluate import evaluate
 from tbrl.stages.gate import pass_gate
 from tbrl.stages.report import write_report
@@ -46,6 +46,7 @@ def main(config: Config) -> None:
     with RunView(f"tbrl {config.run}", config.logger.live) as view:
         asyncio.run(_run(config, run, view))
     write_report(config, run)
+    check_secrets(config, run)
 
 
 async def _run(config: Config, run: RunDir, view: RunView) -> None:
