@@ -79,7 +79,7 @@ def check_secrets(config: Config, run: RunDir) -> None:
     endpoints = (config.user.endpoint, config.judge.endpoint, config.evaluation.endpoint)
     names = {e.api_key_env for e in endpoints} | {config.sandbox.api_key_env}
     secrets = {name: os.environ[name] for name in names if os.environ.get(name)}
-    leaks = find_leaks(run.root, secrets)
+    leaks = find_leaks(run.root, secrets) if secrets else []
     if leaks:
         raise InvariantError(f"a secret lies in the files of this run: {leaks[0]}; delete them")
 
