@@ -32,11 +32,13 @@ class Cluster:
         self.fleet: RolloutFleet
         self.learner: LearnerRanks | None = None
         self._placement = Placement(config.topology)
-        self.dashboard_url = ""
+        self.dashboard = ""
+        """Where to watch, when there is a dashboard."""
 
     async def __aenter__(self) -> Cluster:
         context = start_ray(self.config.topology)
-        self.dashboard_url = context.dashboard_url or ""
+        if context.dashboard_url:
+            self.dashboard = f"http://{context.dashboard_url} (token: ray get-auth-token)"
         try:
             await self._start()
         except BaseException:

@@ -49,7 +49,7 @@ async def _run(config: Config, run: RunDir, name: str, tasks: list[Task], view: 
     view.begin("start engines", config.topology.rollout_workers)
     folder = policy_folder(config.model.path)
     async with Cluster(config, tasks, folder) as cluster:
-        view.end("start engines", cluster.dashboard_url)
+        view.end("start engines", cluster.dashboard)
         await evaluate(cluster, run, name, tasks, view)
 
 

@@ -56,7 +56,7 @@ async def _run(config: Config, run: RunDir, view: RunView) -> None:
     tasks = collected.candidates + collected.heldout
     async with Cluster(config, tasks) as cluster:
         view.update("start engines", config.topology.rollout_workers)
-        view.end("start engines", cluster.dashboard_url)
+        view.end("start engines", cluster.dashboard)
         pool = await select_pool(cluster, run, collected.candidates, view)
         base = policy_folder(config.model.path)
         await cluster.fleet.load_folder(base, 0)

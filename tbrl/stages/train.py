@@ -161,5 +161,5 @@ async def _run(
     extra = pass_gate(config, view)
     view.begin("start engines", config.topology.rollout_workers)
     async with Cluster(config, tasks) as cluster:
-        view.end("start engines", cluster.dashboard_url)
+        view.end("start engines", cluster.dashboard)
         return await train(cluster, run, pool, view, config.resume, extra)
