@@ -219,13 +219,18 @@ class Controller:
     async def _collect(self, state: _Step) -> None:
         self._dispatch(state)
         while not self._schedule.complete:
-            done, _ = await asyncio.wait(state.running, return_when=asyncio.FIRST_COMPLETED)
+            adding = [add for add in state.adding if not add.done()]
+            await asyncio.wait([*state.running, *adding], return_when=asyncio.FIRST_COMPLETED)
             # Taken out together: the first may cancel another that has answered as well.
+            done = [task for task in state.running if task.done()]
             arrivals = sorted(
                 ((state.running.pop(task), task) for task in done), key=_first_by_slot
             )
             for assignment, task in arrivals:
                 self._receive(state, assignment, *task.result())
+            for add in state.adding:
+                if add.done():
+                    add.result()  # a learner that is lost ends the step now, not when it is full
             self._check_failures(state)
             self._dispatch(state)
 

@@ -246,6 +246,40 @@ def test_a_crash_inside_a_group_ends_the_step_and_leaves_nothing_running() -> No
     assert rollouts.running == 0
 
 
+def test_a_lost_learner_ends_the_step_while_groups_are_still_decoding() -> None:
+    class Lost(FakeLearner):
+        async def add_group(self, slot: int, group: Any) -> None:
+            raise RuntimeError("the learner died")
+
+    class Endless(FakeRollouts):
+        async def run_group(self, a: Assignment, version: int) -> tuple[GroupSummary, Any]:
+            if a.slot == SLOTS - 1:
+                self.running += 1
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.running -= 1
+            return await super().run_group(a, version)
+
+    async def ignore(record: StepRecord) -> None:
+        raise AssertionError("the step must not complete")
+
+    rollouts = Endless(random.Random(0))
+    controller = Controller(
+        SlotSchedule(TaskStream([f"t{i}" for i in range(9)], 1), SLOTS, 12),
+        rollouts,
+        Lost(rollouts),
+        AlgorithmConfig(groups_per_step=SLOTS, group_size=SIZE),
+        RolloutConfig(),
+        CheckpointConfig(),
+        alternate=False,
+        on_step=ignore,
+    )
+    with pytest.raises(RuntimeError, match="the learner died"):
+        asyncio.run(asyncio.wait_for(controller.run(0, 1), 20))
+    assert rollouts.running == 0
+
+
 def test_a_requested_stop_finishes_the_step_and_writes_a_checkpoint() -> None:
     rollouts = FakeRollouts(random.Random(0))
     learner = FakeLearner(rollouts)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from tbrl.actors.actor import spawn
 from tbrl.actors.rollout_worker import EngineLost, RolloutSettings, RolloutWorker
@@ -103,7 +103,9 @@ class RolloutFleet:
             try:
                 return await self._within(summary, self._deadline(worker), "a group hangs"), group
             except asyncio.CancelledError:
+                # Gone, not only told to go: weights may change as soon as this returns.
                 ray.cancel(summary)
+                await asyncio.wait([asyncio.ensure_future(_ended(summary))], timeout=60)
                 raise
 
         return await self._on_worker(self._settings.group_size, once)
@@ -216,6 +218,14 @@ class RolloutFleet:
         await asyncio.wait([asyncio.ensure_future(_quiet(s)) for s in stops], timeout=20)
         for actor in self.actors:
             ray.kill(actor)
+
+
+async def _ended(reference: Awaitable[Any]) -> None:
+    """Wait for an actor call, whatever becomes of it."""
+    try:
+        await reference
+    except (RayError, asyncio.CancelledError):
+        return
 
 
 async def _quiet(reference: Awaitable[None]) -> None:
