@@ -46,7 +46,7 @@ from tbrl.types import Episode, EpisodeGroup, EpisodeKey, Sampling, Scored  # no
 SAMPLING = Sampling(temperature=1.0, top_k=20, top_p=0.95)
 SHAPES = {
     # layers, width, ff, heads, kv heads, head dim, vocabulary
-    "tiny": (4, 128, 384, 4, 2, 32, 704),
+    "tiny": (4, 128, 384, 4, 2, 32, 1216),
     "wide": (2, 256, 512, 4, 2, 64, 150_000),
 }
 
@@ -107,7 +107,7 @@ def synthetic_groups(count: int, size: int, vocabulary: int, seed: int = 0) -> l
 
 def load_groups(args: argparse.Namespace) -> list[EpisodeGroup]:
     if args.run:
-        path = Path(args.run) / "episodes" / f"step-{args.step}.parquet"
+        path = Path(args.run) / "episodes" / f"step-{args.step:06d}.parquet"
         stored = [s.group for s in read_groups(path) if s.fate == "trained"]
         return stored[: args.groups]
     return synthetic_groups(args.groups, 8, SHAPES[args.shape][-1])
