@@ -22,12 +22,13 @@ from tbrl.errors import InvariantError
 from tbrl.schedule import Assignment, Event, Fate
 from tbrl.types import Failed, GroupSummary, JsonObject
 
-_ACCOUNTS: dict[Fate, str] = {
+ACCOUNTS: dict[Fate, str] = {
     "committed": "trained",
     "zero_variance": "zero_variance",
     "failed": "failed",
     "cancelled": "cancelled",
 }
+"""The account that each fate is booked in."""
 
 
 @dataclass(slots=True)
@@ -138,9 +139,9 @@ class StepLedger:
     def close(self, reported_tokens: int | None = None) -> LedgerRow:
         """The step's row. `reported_tokens` is the same total counted by the rollout workers
         themselves, where the caller has it. Raises InvariantError when the equation breaks."""
-        accounts = {name: Account() for name in _ACCOUNTS.values()}
+        accounts = {name: Account() for name in ACCOUNTS.values()}
         for assignment, fate in self._fates.items():
-            self._book(accounts[_ACCOUNTS[fate]], assignment)
+            self._book(accounts[ACCOUNTS[fate]], assignment)
         groups = sum(account.groups for account in accounts.values())
         episodes = sum(account.episodes for account in accounts.values())
         tokens = sum(account.tokens for account in accounts.values())
@@ -187,7 +188,7 @@ class StepLedger:
         tasks: dict[str, Counter[str]] = {}
         for assignment, fate in self._fates.items():
             counts = tasks.setdefault(assignment.task_ref, Counter())
-            counts[_ACCOUNTS[fate]] += 1
+            counts[ACCOUNTS[fate]] += 1
             if fate == "zero_variance":
                 solved = self._back[assignment].rewards[0] > 0
                 counts["solved" if solved else "unsolved"] += 1

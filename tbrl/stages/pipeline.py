@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tbrl.actors.cluster import Cluster
+from tbrl.actors.rollout_worker import sampling_of
 from tbrl.config import Config
 from tbrl.curation.curate import Curation, CurationRequest, curate
 from tbrl.curation.selection import Rule, Screen
@@ -32,7 +33,7 @@ from tbrl.stages.report import write_report
 from tbrl.stages.train import train
 from tbrl.tasks.load import load_tasks
 from tbrl.tasks.schema import save_tasks
-from tbrl.types import Sampling, Task
+from tbrl.types import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,6 @@ async def probe(
     cluster: Cluster, path: Path, stage: str, tasks: list[Task], attempts: int, view: RunView
 ) -> None:
     config = cluster.config
-    rollout = config.rollout
     plan = CampaignPlan(
         stage=stage,
         purpose="probe",
@@ -147,7 +147,7 @@ async def probe(
         tasks=tasks,
         attempts=attempts,
         seed=config.curation.seed,
-        sampling=Sampling(rollout.temperature, rollout.top_k, rollout.top_p),
+        sampling=sampling_of(config.rollout),
         policy=stage,
     )
     await run_on_engines(cluster, plan, view, start_of(config))

@@ -8,14 +8,13 @@ from tbrl.actors.actor import spawn
 from tbrl.actors.recorder import Recorder, write_step
 from tbrl.config import Config
 from tbrl.controller import StepRecord
+from tbrl.ledger import ACCOUNTS
 from tbrl.observability.trackers import build_trackers, scalars_of
 from tbrl.observability.view import RunView
 from tbrl.records.jsonl import JsonlWriter
 from tbrl.records.receipts import SlotReceipt, StepReceipt
 from tbrl.records.run_dir import RunDir
 from tbrl.types import GroupSummary, JsonObject
-
-_ACCOUNT = {"committed": "trained"}
 
 
 class StepRecorder:
@@ -35,7 +34,7 @@ class StepRecorder:
 
     async def on_step(self, record: StepRecord) -> None:
         groups = self._answered(record)
-        fates = [(_ACCOUNT.get(record.fates[a], record.fates[a]), g) for a, _, g in groups]
+        fates = [(ACCOUNTS[record.fates[a]], g) for a, _, g in groups]
         digests, sha256 = await write_step(self._recorder, self._run.episodes(record.step), fates)
         by_assignment = {a: d for (a, _, _), d in zip(groups, digests, strict=True)}
         receipt = self._receipt(record, by_assignment, sha256)
