@@ -231,11 +231,11 @@ def trl_update(args: argparse.Namespace, groups: list[EpisodeGroup]) -> Callable
 
 def head_case(args: argparse.Namespace) -> Callable[[], None]:
     """Forward and backward of the head alone on the same hidden states."""
-    width, vocabulary = 1024, args.vocabulary
+    width, vocabulary, rows = 1024, args.vocabulary, args.tokens[0]
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(args.tokens, width, generator=generator).requires_grad_()
+    hidden = torch.randn(rows, width, generator=generator).requires_grad_()
     weight = (torch.randn(vocabulary, width, generator=generator) / 32).requires_grad_()
-    targets = torch.randint(vocabulary, (args.tokens,), generator=generator)
+    targets = torch.randint(vocabulary, (rows,), generator=generator)
     sampling = SAMPLING if args.case == "head-support" else Sampling()
 
     def update() -> None:
@@ -300,7 +300,8 @@ def measure(args: argparse.Namespace, case: str, python: str = sys.executable, *
     command = [python, __file__]
     for key, value in keys.items():
         if key != "trl_python" and value is not None and value != "":
-            command += [f"--{key.replace('_', '-')}", str(value)]
+            values = value if isinstance(value, list) else [value]
+            command += [f"--{key.replace('_', '-')}", *map(str, values)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -352,7 +353,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--micro-batch-tokens", type=int, default=4096)
-    parser.add_argument("--tokens", type=int, default=1024, help="rows of the head cases")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[1024, 4096], help="rows of the head cases"
+    )
     parser.add_argument("--vocabulary", type=int, default=150_000)
     parser.add_argument("--head-chunk", type=int, default=512)
     parser.add_argument("--run", default="")
@@ -378,11 +381,13 @@ def main() -> None:
         print(
             f"tbrl-unshared: {done:.0f} of {peak:.0f} GFLOP/s of a matmul here: {done / peak:.0%}"
         )
-    heads = {case: measure(args, case) for case in ("head-naive", "head-full", "head-support")}
-    title = (
-        f"Head alone, {args.tokens} tokens x {args.vocabulary:,}, width 1024, forward + backward"
-    )
-    show(title, heads, "head-naive", args.tokens, "tokens")
+    for tokens in args.tokens:
+        heads = {
+            case: measure(args, case, tokens=[tokens])
+            for case in ("head-naive", "head-full", "head-support")
+        }
+        title = f"Head alone, {tokens} tokens x {args.vocabulary:,}, width 1024, forward + backward"
+        show(title, heads, "head-naive", tokens, "tokens")
 
 
 if __name__ == "__main__":

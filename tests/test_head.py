@@ -94,3 +94,19 @@ def test_nothing_of_rows_times_vocabulary_size_is_kept_for_backward():
         scores = score_tokens(hidden, weight, targets, Sampling(top_k=20), 16)
     extra = sum(t.numel() for pair in scores.logprobs.grad_fn.kept for t in pair)
     assert max(kept) <= weight.numel() and extra <= 2 * rows * 29
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=5), Sampling(top_p=0.8)])
+def test_second_backward_pass_gives_the_same_gradient(sampling):
+    hidden, weight, targets = inputs()
+    total = score_tokens(hidden, weight, targets, sampling, 8).logprobs.sum()
+    first = torch.autograd.grad(total, [hidden, weight], retain_graph=True)
+    for once, again in zip(first, torch.autograd.grad(total, [hidden, weight]), strict=True):
+        torch.testing.assert_close(again, once, rtol=0, atol=1e-12)
+
+
+def test_without_top_k_one_chunk_of_probabilities_is_kept():
+    hidden, weight, targets = inputs(rows=64, vocabulary=500)
+    scores = score_tokens(hidden, weight, targets, Sampling(), 16)
+    kept = scores.logprobs.grad_fn.kept
+    assert sum(t.numel() for pair in kept for t in pair if t is not None) == 16 * 500

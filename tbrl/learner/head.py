@@ -2,8 +2,8 @@
 
 Rows go through the output head a chunk at a time. With top-k sampling only the support (about k
 tokens a row) has probability, so its ids and probabilities are all that the backward pass needs:
-it touches k rows of the head instead of V and recomputes nothing. Without top-k the chunk's
-logits are computed again in the backward pass.
+it touches k rows of the head instead of V and recomputes nothing. Without top-k the logits of all
+chunks but the last are computed again in the backward pass.
 """
 
 from __future__ import annotations
@@ -53,6 +53,15 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
+class _Kept(NamedTuple):
+    """What a chunk of n rows leaves for the backward pass."""
+
+    ids: Tensor | None = None
+    """int64 [n, m + 1]: candidates; None = the whole vocabulary."""
+    probabilities: Tensor | None = None
+    """[n, m + 1] or [n, V]; None = to be computed again."""
+
+
 class _TokenHead(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -61,78 +70,82 @@ class _TokenHead(torch.autograd.Function):
         rows = hidden.shape[0]
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = hidden.new_empty(rows, dtype=dtype)
-        entropy = hidden.new_empty(rows, dtype=dtype)
+        totals, entropy = torch.empty_like(logprobs), torch.empty_like(logprobs)
         edge = torch.zeros(rows, dtype=torch.bool, device=hidden.device)
-        kept: list[tuple[Tensor, Tensor] | None] = []
         top_k = sampling.top_k if sampling.top_k < weight.shape[0] else 0
+        kept: list[_Kept] = []
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
+            if kept and kept[-1].ids is None:
+                # Only the last chunk's [n, V] stays: the backward pass begins right after.
+                kept[-1] = _Kept()
             logits = _logits(hidden[part], weight, sampling.temperature)
             found = find_candidates(logits, targets[part], top_k, sampling.top_p) if top_k else None
             if found is None:
                 edge[part] = restrict_(logits, targets[part], top_k, sampling.top_p)
-                chosen = logits.gather(1, targets[part, None])[:, 0]
-                kept.append(None)
             else:
                 edge[part] = found.edge
-                chosen = logits.gather(1, targets[part, None])[:, 0]
-                logits = found.logits
-            total = logits.logsumexp(dim=1)
-            logprobs[part] = chosen - total
-            probabilities = logits.sub_(total[:, None]).exp()
-            # 0 * -inf is NaN: tokens outside the support are selected away first.
-            inside = torch.where(probabilities > 0, logits, 0.0)
-            entropy[part] = -(probabilities * inside).sum(dim=1)
-            if found is not None:
-                kept.append((found.ids, probabilities))
-        ctx.save_for_backward(hidden, weight, targets)
+            chosen = logits.gather(1, targets[part, None])[:, 0]
+            probabilities, totals[part], entropy[part] = _distribution(
+                logits if found is None else found.logits
+            )
+            logprobs[part] = chosen - totals[part]
+            kept.append(_Kept(None if found is None else found.ids, probabilities))
+        ctx.save_for_backward(hidden, weight, targets, totals)
         ctx.sampling, ctx.chunk, ctx.kept, ctx.top_k = sampling, chunk, kept, top_k
         ctx.mark_non_differentiable(entropy, edge)
         return logprobs, entropy, edge
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, targets = ctx.saved_tensors
+        hidden, weight, targets, totals = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scaled = grad / ctx.sampling.temperature
         for index, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
             part = slice(start, min(start + ctx.chunk, hidden.shape[0]))
-            kept = ctx.kept[index]
-            if kept is not None and weight.shape[0] >= _DENSE_VOCABULARY:
-                ids, slopes = kept[0], _sparse_slopes(kept[1], scaled[part])
+            ids, probabilities = ctx.kept[index]
+            if ids is not None and weight.shape[0] >= _DENSE_VOCABULARY:
+                slopes = _slopes(probabilities, scaled[part])
                 grad_hidden[part] = _gather_rows(weight, ids, slopes)
                 if grad_weight is not None:
                     _scatter_rows(grad_weight, ids, slopes, hidden[part])
                 continue
-            if kept is None:
-                slope = _dense_slopes(ctx, hidden[part], weight, targets[part], scaled[part])
+            if ids is not None:
+                slopes = scaled.new_zeros(ids.shape[0], weight.shape[0])
+                slopes.scatter_add_(1, ids, _slopes(probabilities, scaled[part]))
             else:
-                slope = scaled.new_zeros(kept[0].shape[0], weight.shape[0])
-                slope.scatter_add_(1, kept[0], _sparse_slopes(kept[1], scaled[part]))
-            slope = slope.to(hidden.dtype)
-            grad_hidden[part] = slope @ weight
+                # `probabilities` is used up: a second backward pass computes it again.
+                ctx.kept[index] = _Kept()
+                if probabilities is None:
+                    logits = _logits(hidden[part], weight, ctx.sampling.temperature)
+                    restrict_(logits, targets[part], ctx.top_k, ctx.sampling.top_p)
+                    probabilities = logits.sub_(totals[part, None]).exp_()
+                slopes = probabilities.mul_(-scaled[part, None])
+                slopes.scatter_add_(1, targets[part, None], scaled[part, None])
+            slopes = slopes.to(hidden.dtype)
+            grad_hidden[part] = slopes @ weight
             if grad_weight is not None:
-                grad_weight.addmm_(slope.T, hidden[part])
+                grad_weight.addmm_(slopes.T, hidden[part])
         return grad_hidden, grad_weight, None, None, None
 
 
-def _sparse_slopes(probabilities: Tensor, grad: Tensor) -> Tensor:
+def _distribution(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities [n, m], logsumexp [n] and entropy [n] of logits [n, m], which are used up."""
+    probabilities = logits.softmax(dim=1)
+    # The likeliest token has at least 1 / m, so its log is exact enough, and reading two maxima
+    # is cheaper than a second sum of exponentials.
+    total = logits.amax(dim=1) - probabilities.amax(dim=1).log()
+    # 0 * -inf is NaN: tokens outside the support become large instead of infinite.
+    expected = logits.clamp_(min=torch.finfo(logits.dtype).min).mul_(probabilities).sum(dim=1)
+    return probabilities, total, total - expected
+
+
+def _slopes(probabilities: Tensor, grad: Tensor) -> Tensor:
     """d loss / d logit on the candidates [n, m + 1]: grad * (1[sampled] - p)."""
     slopes = probabilities * -grad[:, None]
     slopes[:, -1] += grad
     return slopes
-
-
-def _dense_slopes(
-    ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, grad: Tensor
-) -> Tensor:
-    """d loss / d logit [n, V], from logits computed again."""
-    logits = _logits(hidden, weight, ctx.sampling.temperature)
-    restrict_(logits, targets, ctx.top_k, ctx.sampling.top_p)
-    slope = logits.softmax(dim=1).mul_(-grad[:, None])
-    slope.scatter_add_(1, targets[:, None], grad[:, None])
-    return slope
 
 
 def _gather_rows(weight: Tensor, ids: Tensor, slopes: Tensor) -> Tensor:
