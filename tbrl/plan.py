@@ -4,6 +4,7 @@ Memory is an estimate from the model's own numbers (safetensors headers, config.
 
     engine weights      parameters x bytes of engine_dtype / tensor_parallel
     KV cache            2 x layers x kv heads x head dim x bytes, a token, / tensor_parallel
+    loading             the whole policy in float32 on the host of the first learner rank
     learner state       float32 master, gradient and two AdamW moments: 16 bytes each / world
     gathered layer      one layer in compute dtype (FSDP gathers layer by layer)
     activations         about 34 x hidden bytes a token and layer in 16 bit (Korthikanti et al.
@@ -133,7 +134,10 @@ def memory(config: Config, numbers: ModelNumbers) -> list[Need]:
         "sleeping engine weights": weights * t.tensor_parallel * t.rollout_workers / t.nodes,
         "processes": 4.0 * t.gpus_per_node,
     }
-    needs = [Need("rollout", "GPU", rollout, gpu), Need("rollout", "host", state, host)]
+    copies = 2 if a.kl_coefficient > 0 else 1
+    load = {"whole policy on the first rank": 4 * p * copies, "processes": state["processes"]}
+    needs = [Need("load", "host", load, host)]
+    needs += [Need("rollout", "GPU", rollout, gpu), Need("rollout", "host", state, host)]
     resident = learner if t.colocated else {**learner, **rollout}
     needs.append(Need("learn", "GPU", resident, gpu))
     needs.append(Need("learn", "host", state, host))

@@ -38,6 +38,7 @@ from tbrl.learner.loss import (
 from tbrl.learner.model import Policy
 from tbrl.learner.packing import PackedBatch, dummy_batch
 from tbrl.learner.sequence import shard_batch
+from tbrl.learner.spread import Outline, spread_weights
 from tbrl.types import Sampling
 
 
@@ -93,23 +94,21 @@ class Fsdp2Learner:
     """Trains a Policy.
 
     `reference` is the frozen policy of the KL term, needed when its coefficient is above zero.
+    A policy given as Outline gets its weights, after sharding, from rank 0.
     """
 
     def __init__(
         self,
-        model: Policy,
+        model: Policy | Outline,
         ranks: Ranks,
         settings: EngineSettings,
-        reference: Policy | None = None,
+        reference: Policy | Outline | None = None,
     ) -> None:
         self.ranks, self.settings = ranks, settings
         if settings.loss.kl_coefficient > 0 and reference is None:
             raise InvariantError("a KL coefficient above 0 needs a reference policy")
-        if reference is not None:
-            reference.requires_grad_(False)
-            reference = self._shard(reference.to(ranks.device))
-        self.reference = reference
-        self.model = self._shard(model.to(ranks.device))
+        self.reference = None if reference is None else self._place(reference, frozen=True)
+        self.model = self._place(model)
         self.optimizer = self._optimizer()
         self.sums: list[TokenSums] = []
         self.open = False
@@ -118,9 +117,20 @@ class Fsdp2Learner:
 
     # ------------------------------------------------------------ construction
 
-    def _shard(self, model: Policy) -> Policy:
+    def _place(self, given: Policy | Outline, frozen: bool = False) -> Policy:
+        """On this rank's device, sharded; frozen parameters get no gradient."""
+        model = given.policy if isinstance(given, Outline) else given
+        if frozen:
+            model.requires_grad_(False)
         if self.ranks.mesh is None:
-            return model
+            return model.to(self.ranks.device)
+        # Sharding moves one unit after the other to the device: never the whole policy.
+        self._shard(model)
+        if isinstance(given, Outline):
+            spread_weights(model, given.source, self.ranks)
+        return model
+
+    def _shard(self, model: Policy) -> None:
         low = self.settings.compute_dtype == "bfloat16"
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if low else None,
@@ -135,7 +145,6 @@ class Fsdp2Learner:
             # Plain sums over ranks; gloo has no pre-multiplied sum. Neither call is recursive.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        return model
 
     def _optimizer(self) -> torch.optim.AdamW:
         params = [p for p in self.model.parameters() if p.requires_grad]
@@ -288,10 +297,16 @@ class Fsdp2Learner:
 
     def _close(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        if self.sharded:
-            for unit in self._units(self.model):
-                unit.reshard()
         self.open = False
+        self._rest()
+
+    def _rest(self) -> None:
+        """Between steps parameters are shards; a forward alone leaves the root's gathered, and
+        what is written into gathered ones is lost."""
+        if self.open:
+            raise InvariantError("parameters are read and written between steps, not inside one")
+        for unit in self._units(self.model):
+            unit.reshard()
 
     def _total_sums(self) -> TokenSums:
         mine = merge_sums(self.sums)
@@ -325,8 +340,7 @@ class Fsdp2Learner:
 
         Collective: all ranks iterate, all get the tensor. The cast comes before the gather.
         """
-        if self.open:
-            raise InvariantError("parameters are read between steps, not inside one")
+        self._rest()
         for name, parameter in self.model.named_parameters():
             tensor = parameter.detach()
             if dtype is not None:
@@ -336,7 +350,10 @@ class Fsdp2Learner:
             yield self.model.public_name(name), tensor
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Live tensors by kind and name: what a checkpoint holds, and what it loads into."""
+        """Live tensors by kind and name: what a checkpoint holds, and what it loads into.
+
+        Raises InvariantError inside a step."""
+        self._rest()
         result: dict[str, dict[str, Tensor]] = {
             k: {} for k in ("model", "exp_avg", "exp_avg_sq", "step")
         }
@@ -362,8 +379,7 @@ class Fsdp2Learner:
             self._move(self.ranks.device)
 
     def _move(self, device: torch.device) -> None:
-        if self.open:
-            raise InvariantError("offload inside a step")
+        self._rest()
         # .to() keeps parameter identity under FSDP2; assigning .data would silently do nothing.
         self.model.to(device)
         if self.reference is not None:

@@ -26,7 +26,14 @@ from tbrl.learner.digest import digest_parameters
 from tbrl.learner.distributed import Ranks, join_ranks
 from tbrl.learner.fsdp2 import EngineSettings, Fsdp2Learner, StepStats
 from tbrl.learner.loss import LossSettings, TokenSums
-from tbrl.learner.model import HuggingFacePolicy, Policy, check_packing, load_policy
+from tbrl.learner.model import (
+    HuggingFacePolicy,
+    Policy,
+    check_packing,
+    load_policy,
+    outline_policy,
+)
+from tbrl.learner.spread import Outline
 from tbrl.learner.support import check_trainable
 from tbrl.types import EpisodeGroup, JsonObject, Sampling
 
@@ -87,30 +94,30 @@ class GrpoLearner:
             # Mixed precision lives in the sharding: a group of one.
             ranks = join_ranks(0, 1, device=ranks.device.type, always_group=True)
         self.algorithm, self.ranks, self.sampling = algorithm, ranks, sampling
-        loaded = None if policy else self._load(model)
-        chosen = policy or loaded
-        assert chosen is not None
         self.engine = Fsdp2Learner(
-            chosen,
+            policy or self._load(model),
             ranks,
             _engine_settings(algorithm, model, sampling, own_pace),
             self._load(model) if algorithm.kl_coefficient > 0 else None,
         )
-        if loaded is not None:
-            vocabulary, limit = loaded.causal_lm.config.vocab_size, _PACKING_TOLERANCE
-            check_packing(self.engine.model, vocabulary, ranks.device, limit[model.learner_dtype])
+        placed = self.engine.model
+        if policy is None and isinstance(placed, HuggingFacePolicy):
+            vocabulary, limit = placed.causal_lm.config.vocab_size, _PACKING_TOLERANCE
+            check_packing(placed, vocabulary, ranks.device, limit[model.learner_dtype])
         self.updates = 0
         self.accumulator: StepAccumulator | None = None
         self.accumulate_s = 0.0
         self.known_digest = ""
         self.checkpointer: Checkpointer | None = None
 
-    def _load(self, model: ModelConfig) -> HuggingFacePolicy:
+    def _load(self, model: ModelConfig) -> Policy | Outline:
+        """Several ranks: rank 0 alone reads the weights, before the engine shards the policy."""
         if model.attention != "auto":
             raise ConfigError(f"model.attention={model.attention}: only `auto` is known")
-        return load_policy(
-            model.path, self.algorithm.head_chunk, self.algorithm.gradient_checkpointing
-        )
+        keys = (model.path, self.algorithm.head_chunk, self.algorithm.gradient_checkpointing)
+        if self.ranks.world == 1:
+            return load_policy(*keys)
+        return Outline(outline_policy(*keys), load_policy(*keys) if self.ranks.rank == 0 else None)
 
     # ------------------------------------------------------------ a step
 

@@ -81,17 +81,35 @@ def load_policy(
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"model.path={path}: no config.json there; give a local Hugging Face model folder"
-        )
+    folder = _model_folder(path)
     # The checkpoint's own dtype (often bfloat16) would lose updates of 1e-6.
     disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation=register_attention(), local_files_only=True
     )
     return prepare_policy(model, head_chunk, gradient_checkpointing)
+
+
+def outline_policy(
+    path: str, head_chunk: int = 512, gradient_checkpointing: bool = False
+) -> HuggingFacePolicy:
+    """What load_policy gives, on the meta device: names and shapes without storage."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(_model_folder(path), local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=register_attention()
+        )
+    return prepare_policy(model, head_chunk, gradient_checkpointing)
+
+
+def _model_folder(path: str) -> Path:
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(
+            f"model.path={path}: no config.json there; give a local Hugging Face model folder"
+        )
+    return Path(path)
 
 
 def prepare_policy(
