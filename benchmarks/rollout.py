@@ -37,6 +37,7 @@ from tbrl.rewards.build import build_grader
 from tbrl.sandbox.build import build_sandbox
 from tbrl.tasks.load import load_tasks
 from tbrl.types import Episode, EpisodeKey, Sampling
+from tbrl.usage import unanswered
 from tbrl.users.scripted import ScriptedUser
 
 
@@ -88,7 +89,9 @@ class Bench:
         self.engine = await VllmEngine.start(folder, c.model, c.engine, c.topology)
         sandbox = build_sandbox(c.sandbox)
         grader = build_grader(self.tasks, c.judge)
-        self.parts = Parts(self.engine, sandbox, ScriptedUser(), grader, renderer, interpreter_for)
+        self.parts = Parts(
+            self.engine, sandbox, ScriptedUser(), grader, renderer, interpreter_for, unanswered()
+        )
 
     async def rollouts(self) -> list[Episode]:
         async def group(number: int) -> list[Episode]:

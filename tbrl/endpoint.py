@@ -4,6 +4,9 @@ One deadline covers a request with all its tries. A completion has no effect on 
 try may be repeated after a refusal that says so (429, 502, 503, 504) or a failed connection. The
 API key comes from the environment variable that the configuration names; it is in no message,
 representation or error.
+
+Every answer carries its tokens, and every failure those of the requests that were sent and brought
+nothing. What a refusal (4xx, 503) used is nothing; what a lost answer used is unknown.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -18,11 +22,48 @@ import httpx
 from tbrl.config import EndpointConfig
 from tbrl.errors import BackendFailure, ConfigError
 from tbrl.types import FailureKind, JsonObject
+from tbrl.usage import UNKNOWN, Usage, unknown, usage_of_completion
 
 _TRIES = 4
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 8.0
 _REPEATABLE = frozenset({429, 502, 503, 504})
+_NEVER_SENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.UnsupportedProtocol,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A chat completion."""
+
+    body: JsonObject
+    """The whole answer; `choices[0].message` is an object."""
+    usage: Usage
+    """Of this answer and of the tries before it that were lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The text of a completion."""
+
+    text: str
+    usage: Usage
+
+
+@dataclass(slots=True)
+class _Sent:
+    """The tries of one completion."""
+
+    lost: int = 0
+    """Sent, and not (yet) answered in a way that tells what they used."""
+
+    @property
+    def usage(self) -> Usage:
+        return unknown(self.lost)
 
 
 class ChatEndpoint:
@@ -51,23 +92,23 @@ class ChatEndpoint:
         self._sleep = sleep
         self._client: httpx.AsyncClient | None = None
 
-    async def complete(self, messages: Sequence[JsonObject], seed: int | None = None) -> str:
+    async def complete(self, messages: Sequence[JsonObject], seed: int | None = None) -> Said:
         """Text of one completion. Raises BackendFailure after the deadline, the last try, a
         refusal, or an answer without text."""
         answer = await self.answer(messages, seed)
-        text = answer["choices"][0]["message"].get("content")
+        text = answer.body["choices"][0]["message"].get("content")
         if not isinstance(text, str):
-            raise self._failed("the completion has no text")
-        return text
+            raise self._failed("the completion has no text", answer.usage)
+        return Said(text, answer.usage)
 
     async def answer(
         self,
         messages: Sequence[JsonObject],
         seed: int | None = None,
         tools: Sequence[JsonObject] = (),
-    ) -> JsonObject:
-        """The whole answer, `choices[0].message` being an object. `tools` in the function form.
-        Raises BackendFailure as `complete` does."""
+    ) -> Answer:
+        """The whole answer. `tools` in the function form. Raises BackendFailure as `complete`
+        does."""
         body: JsonObject = {
             "model": self.config.model,
             "messages": list(messages),
@@ -78,12 +119,13 @@ class ChatEndpoint:
             body["seed"] = seed % 2**31
         if tools:
             body["tools"] = list(tools)
+        sent = _Sent()
         try:
             async with asyncio.timeout(self.config.timeout_s):
-                return self._decoded(await self._post(body))
+                return self._decoded(await self._post(body, sent), sent)
         except TimeoutError:
             raise self._failed(
-                f"no answer within {self.config.timeout_s:g} s", "deadline"
+                f"no answer within {self.config.timeout_s:g} s", sent.usage, "deadline"
             ) from None
 
     async def close(self) -> None:
@@ -92,33 +134,37 @@ class ChatEndpoint:
             await self._client.aclose()
             self._client = None
 
-    async def _post(self, body: JsonObject) -> httpx.Response:
+    async def _post(self, body: JsonObject, sent: _Sent) -> httpx.Response:
         wait = _FIRST_WAIT_S
         for left in reversed(range(_TRIES)):
+            sent.lost += 1
             try:
                 response = await self._connected().post("chat/completions", json=body)
             except httpx.TransportError as error:
+                sent.lost -= isinstance(error, _NEVER_SENT)
                 if not left:
-                    raise self._failed(f"{type(error).__name__}") from None
+                    raise self._failed(f"{type(error).__name__}", sent.usage) from None
             else:
+                status = response.status_code
+                sent.lost -= response.is_success or status < 500 or status == 503
                 if response.is_success:
                     return response
-                if response.status_code not in _REPEATABLE or not left:
-                    raise self._failed(f"status {response.status_code}")
+                if status not in _REPEATABLE or not left:
+                    raise self._failed(f"status {status}", sent.usage)
                 wait = max(wait, _retry_after(response))
             await self._sleep(min(wait, _LONGEST_WAIT_S))
             wait *= 2
         raise AssertionError("the last try returns or raises")
 
-    def _decoded(self, response: httpx.Response) -> JsonObject:
+    def _decoded(self, response: httpx.Response, sent: _Sent) -> Answer:
         try:
-            answer = response.json()
-            message = answer["choices"][0]["message"]
+            body = response.json()
+            message = body["choices"][0]["message"]
         except (ValueError, KeyError, IndexError, TypeError):
-            raise self._failed("the answer is not a chat completion") from None
+            message = None
         if not isinstance(message, dict):
-            raise self._failed("the answer is not a chat completion")
-        return answer
+            raise self._failed("the answer is not a chat completion", sent.usage + UNKNOWN)
+        return Answer(body, sent.usage + usage_of_completion(body))
 
     def _connected(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -132,8 +178,9 @@ class ChatEndpoint:
             )
         return self._client
 
-    def _failed(self, detail: str, kind: FailureKind | None = None) -> BackendFailure:
-        return BackendFailure(kind or self._kind, f"{self._kind} {self.config.model}", detail)
+    def _failed(self, detail: str, usage: Usage, kind: FailureKind | None = None) -> BackendFailure:
+        where = f"{self._kind} {self.config.model}"
+        return BackendFailure(kind or self._kind, where, detail, usage)
 
 
 def _retry_after(response: httpx.Response) -> float:

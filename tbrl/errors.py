@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tbrl.types import FailureKind
+    from tbrl.usage import Usage
 
 
 class TbrlError(Exception):
@@ -22,18 +23,22 @@ class BackendFailure(TbrlError):
     """Infrastructure failed (backend, user, judge, engine, deadline): the episode is re-run.
 
     `kind` says what failed (see `types.FailureKind`), `where` names the place
-    (tool, actor, endpoint), `detail` is one line for people.
+    (tool, actor, endpoint), `detail` is one line for people. `usage` are the tokens that a model
+    used for nothing; None where whoever failed does not know.
     """
 
-    def __init__(self, kind: "FailureKind", where: str, detail: str) -> None:
+    def __init__(
+        self, kind: "FailureKind", where: str, detail: str, usage: "Usage | None" = None
+    ) -> None:
         super().__init__(f"{kind} failure in {where}: {detail}")
         self.kind: FailureKind = kind
         self.where = where
         self.detail = detail
+        self.usage = usage
 
-    def __reduce__(self) -> tuple[type, tuple["FailureKind", str, str]]:
+    def __reduce__(self) -> tuple[type, tuple["FailureKind", str, str, "Usage | None"]]:
         # The default pickles `args` (one string) and would break across an actor boundary.
-        return (type(self), (self.kind, self.where, self.detail))
+        return (type(self), (self.kind, self.where, self.detail, self.usage))
 
 
 class InvariantError(TbrlError):

@@ -12,14 +12,15 @@ from typing import Protocol
 
 from tbrl.types import (
     Generation,
+    Grade,
     JsonObject,
-    Outcome,
     PublicTask,
     Sampling,
     TerminalState,
     ToolResult,
     ToolSpec,
     Turn,
+    UserReply,
 )
 
 
@@ -54,7 +55,7 @@ class Sandbox(Protocol):
 class UserSimulator(Protocol):
     """Speaks for the user. Stateless: the same arguments give the same reply."""
 
-    async def reply(self, task: PublicTask, visible: Sequence[Turn], seed: int) -> str:
+    async def reply(self, task: PublicTask, visible: Sequence[Turn], seed: int) -> UserReply:
         """Next user turn given the visible conversation (user and assistant texts only; no tools,
         no reasoning, no system). Returning text that ends with <DONE> ends the conversation."""
         ...
@@ -63,7 +64,7 @@ class UserSimulator(Protocol):
 class Grader(Protocol):
     """Holds the GradingSpecs; nobody else does."""
 
-    async def grade(self, task_ref: str, terminal: TerminalState, final_text: str) -> Outcome:
+    async def grade(self, task_ref: str, terminal: TerminalState, final_text: str) -> Grade:
         """State first, then rubrics. A judge or grader error is Failed, never a 0."""
         ...
 

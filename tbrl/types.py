@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tbrl.usage import NO_TOKENS, NOTHING, UNKNOWN, RoleUsage, Usage
+
 JsonObject = dict[str, Any]
 
 FailureKind = Literal["backend", "user", "judge", "grader", "engine", "deadline"]
@@ -192,7 +194,17 @@ class Generation:
     """Behaviour logprob of each id under the processed distribution (temperature, top-k, top-p)."""
     finish_reason: Literal["stop", "length", "abort"]
     policy_version: int
-    cached_tokens: int = 0
+    usage: Usage = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class UserReply:
+    """The simulated user's next turn."""
+
+    text: str
+    """Ends with <DONE> where the user ends the conversation."""
+    usage: Usage = NOTHING
+    """Nothing, unless a model was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +236,15 @@ Outcome = Scored | Failed
 
 
 @dataclass(frozen=True, slots=True)
+class Grade:
+    """What the grader answers. The outcome alone is the same each time it is asked."""
+
+    outcome: Outcome
+    usage: Usage = NOTHING
+    """Of the judge: nothing, unless a model was asked."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One entry of the conversation, for records, reports and replay."""
 
@@ -240,6 +261,8 @@ class Turn:
     end: int = 0
     seed: int = -1
     """Sampling seed of an assistant turn."""
+    usage: Usage | None = None
+    """Of the request that this turn answered; None where no model was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +297,8 @@ class Episode:
     segments: tuple[int, ...] = ()
     """Starts in response_ids of further training segments, where the chat template strips
     earlier reasoning; empty for one segment."""
+    usage: RoleUsage = NO_TOKENS
+    """All that the episode used, requests that became no turn included."""
 
     @property
     def reward(self) -> float:
@@ -326,6 +351,10 @@ class GroupSummary:
     seconds: dict[str, float]
     malformed_turns: int
     finish_reasons: tuple[str, ...]
+    usage: RoleUsage = NO_TOKENS
+    """Of the final episodes."""
+    wasted_usage: RoleUsage = NO_TOKENS
+    """Of the runs that were repeated."""
 
     @property
     def verdict(self) -> Literal["accepted", "zero_variance", "failed"]:

@@ -15,12 +15,15 @@ from tbrl.types import (
     ToolCall,
     Turn,
 )
+from tbrl.usage import RoleUsage, Usage
 
 LABELS = {
     "d/refund/0": TaskLabels("d", "refund", True, False),
     "d/refund/1": TaskLabels("d", "refund", True, False),
     "e/escalate/0": TaskLabels("e", "escalate", False, True),
 }
+AGENT_USED = Usage.of(60, 32, 20) + Usage.of(90, 64, 10)
+"""By the agent in an episode of `episode_of`."""
 
 
 def episode_of(task_ref, outcome, version=0, finish_reason="done", turns=None):
@@ -36,9 +39,10 @@ def episode_of(task_ref, outcome, version=0, finish_reason="done", turns=None):
             tool_calls=(ToolCall("close_order", {"id": 1}),),
             start=60,
             end=80,
+            usage=Usage.of(60, 32, 20),
         ),
         Turn("tool", '{"ok": true}', tool_name="close_order", start=80, end=90),
-        Turn("assistant", "Closed. <DONE>", start=90, end=100),
+        Turn("assistant", "Closed. <DONE>", start=90, end=100, usage=Usage.of(90, 64, 10)),
     )
     return Episode(
         key=EpisodeKey(0, 0, 0, 0),
@@ -56,6 +60,7 @@ def episode_of(task_ref, outcome, version=0, finish_reason="done", turns=None):
         sampling=Sampling(),
         effects=(change,),
         seconds={"engine": 1.0, "tools": 0.5, "total": 1.6},
+        usage=RoleUsage(agent=AGENT_USED),
     )
 
 

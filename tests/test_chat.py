@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ from fixture_domain import DOMAINS, LIBRARY
 
 from tbrl.config import EndpointConfig, RolloutConfig
 from tbrl.domains.names import names_of
-from tbrl.endpoint import ChatEndpoint
+from tbrl.endpoint import Answer, ChatEndpoint
 from tbrl.episode.seeding import attempt_seeds
 from tbrl.errors import ConfigError
 from tbrl.evaluation.campaign import Campaign, run_campaign
@@ -19,9 +20,11 @@ from tbrl.evaluation.chat_episode import ChatRunner
 from tbrl.evaluation.chat_models import EndpointModel, RecordedModel, completion_of
 from tbrl.rewards.golden import GoldenReplay
 from tbrl.rewards.grader import StateGrader
-from tbrl.rewards.judge import LocalJudge
+from tbrl.rewards.judge import LlmJudge, LocalJudge
 from tbrl.sandbox.embedded import EmbeddedSandbox
 from tbrl.types import Failed, Sampling, Scored
+from tbrl.usage import NO_TOKENS, NOTHING, RoleUsage, Usage, unanswered, unknown
+from tbrl.users.llm import LlmUser
 from tbrl.users.scripted import ScriptedUser
 
 pytestmark = pytest.mark.anyio
@@ -32,6 +35,7 @@ TASK = (
     .task
 )
 MEMBER = TASK.public.user_context["facts"]["member_id"]
+CHAT = unanswered("chat")
 LEND = ("lend", {"member_id": MEMBER, "code": "B1"})
 
 
@@ -40,7 +44,7 @@ def anyio_backend():
     return "asyncio"
 
 
-def says(text="", calls=(), finish="stop", usage=(100, 20)):
+def says(text="", calls=(), finish="stop", usage=(100, 20, 64)):
     message = {"content": text, "reasoning_content": "hm"}
     if calls:
         message["tool_calls"] = [
@@ -54,7 +58,8 @@ def says(text="", calls=(), finish="stop", usage=(100, 20)):
             }
             for i, (name, a) in enumerate(calls)
         ]
-    counted = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
+    details = {"prompt_tokens_details": {"cached_tokens": usage[2]}} if len(usage) > 2 else {}
+    counted = {"prompt_tokens": usage[0], "completion_tokens": usage[1], **details}
     return {"choices": [{"message": message, "finish_reason": finish}], "usage": counted}
 
 
@@ -71,7 +76,7 @@ class Server:
         return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
 
 
-def runner_of(model, **changes):
+def runner_of(model, lost=CHAT, **changes):
     config = RolloutConfig(**{"max_agent_turns": 6, "max_user_turns": 2, **changes})
     return ChatRunner(
         model,
@@ -82,6 +87,7 @@ def runner_of(model, **changes):
         config,
         Sampling(0.0),
         lambda ref, attempt, try_: attempt_seeds("evaluate", 1, ref, attempt, try_),
+        lost,
     )
 
 
@@ -173,14 +179,61 @@ async def test_an_endpoint_that_never_answers_meets_its_deadline():
 
 async def test_tokens_are_those_the_endpoint_counts(tmp_path):
     labels = {TASK.task_ref: LABELS["d/refund/0"]}
-    server = Server(says("", [LEND], usage=(100, 20)), says("Ok <DONE>", usage=(150, 5)))
+    server = Server(says("", [LEND], usage=(100, 20, 0)), says("Ok <DONE>", usage=(150, 5, 96)))
     config = EndpointConfig(base_url="http://llm.test/v1", model="m")
     model = EndpointModel(ChatEndpoint(config, "engine", httpx.MockTransport(server)))
     job = Campaign(tmp_path / "r.jsonl", labels, 1, "m")
     await run_campaign(job, runner_of(model).run)
     row = json.loads(job.path.read_text())
-    assert row["tbrl"]["tokens"]["agent"] == {"input": 250, "cached": 0, "output": 25}
+    used = Usage.of(100, 0, 20) + Usage.of(150, 96, 5)
+    assert RoleUsage.from_json(row["tbrl"]["tokens"]) == RoleUsage(agent=used)
     assert [u["output_tokens"] for u in row["usage"]] == [20, 5]
+
+
+async def test_agent_user_and_judge_are_counted_apart_and_a_failed_try_keeps_its_tokens(tmp_path):
+    """The judge is unclear at first: that try is a failure, its tokens stay."""
+
+    def llm(kind, *answers):
+        config = EndpointConfig(base_url="http://llm.test/v1", model=kind)
+        return ChatEndpoint(config, kind, httpx.MockTransport(Server(*answers)))
+
+    conversation = (
+        says("Which book?", usage=(100, 20, 64)),
+        says("", [LEND], usage=(150, 10)),
+        says("Ok <DONE>", usage=(200, 5, 128)),
+    )
+    agent = EndpointModel(llm("engine", *conversation, *conversation))
+    user = LlmUser(EndpointConfig(), llm("user", *[says("B1", usage=(30, 2, 0))] * 2))
+    verdicts = [says("Perhaps", usage=(40, 1, 0)), says("Yes", usage=(40, 1, 32))]
+    judge = LlmJudge(llm("judge", *verdicts))
+    judged = replace(TASK, grading=replace(TASK.grading, rubrics=("Polite?",)))
+    runner = replace(
+        runner_of(agent),
+        user=user,
+        grader=StateGrader([judged], GoldenReplay(DOMAINS), judge),
+        unanswered=unanswered("chat", "llm", "llm"),
+    )
+    job = Campaign(tmp_path / "r.jsonl", {TASK.task_ref: LABELS["d/refund/0"]}, 1, "m")
+    report = await run_campaign(job, runner.run)
+    assert (report.progress.passed, report.progress.failures) == (1, 1)
+    row, failure = (json.loads(p.read_text()) for p in (job.path, job.failures_path))
+    played = RoleUsage(
+        agent=Usage.of(100, 64, 20) + Usage.of(150, None, 10) + Usage.of(200, 128, 5),
+        user=Usage.of(30, 0, 2),
+    )
+    assert RoleUsage.from_json(row["tbrl"]["tokens"]) == replace(played, judge=Usage.of(40, 32, 1))
+    assert failure["kind"] == "judge"
+    assert RoleUsage.from_json(failure["tokens"]) == replace(played, judge=Usage.of(40, 0, 1))
+    cached = [u["input_tokens_details"]["cached_tokens"] for u in row["usage"]]
+    assert cached == [64, None, 128]
+
+
+async def test_an_endpoint_that_counts_nothing_leaves_the_tokens_unknown(tmp_path):
+    answer = says("Ok <DONE>")
+    del answer["usage"]
+    episode, _ = await play(answer)
+    assert episode.usage == RoleUsage(agent=unknown())
+    assert episode.turns[-1].usage == unknown()
 
 
 async def test_a_recorded_campaign_plays_again_to_the_same_outcome(tmp_path):
@@ -197,11 +250,13 @@ async def test_a_recorded_campaign_plays_again_to_the_same_outcome(tmp_path):
     first = Campaign(tmp_path / "first.jsonl", labels, 2, "m", concurrency=1)
     again = Campaign(tmp_path / "again.jsonl", labels, 2, "recorded")
     await run_campaign(first, runner_of(model).run)
-    await run_campaign(again, runner_of(RecordedModel(first.path)).run)
+    recorded = runner_of(RecordedModel(first.path), unanswered("recorded"))
+    await run_campaign(again, recorded.run)
     rows = [
         sorted(map(json.loads, job.path.open()), key=lambda r: r["tbrl"]["attempt"])
         for job in (first, again)
     ]
+    assert all(RoleUsage.from_json(row["tbrl"]["tokens"]) == NO_TOKENS for row in rows[1])
     for one, two in zip(*rows, strict=True):
         assert one["messages"] == two["messages"] and one["test_result"] == two["test_result"]
         assert one["tbrl"]["effects"] == two["tbrl"]["effects"]
@@ -222,4 +277,4 @@ def test_an_incomplete_endpoint_is_named():
 
 def test_reasoning_is_read_under_both_names():
     answer = {"choices": [{"message": {"content": None, "reasoning": "r"}}]}
-    assert completion_of(answer).reasoning == "r"
+    assert completion_of(Answer(answer, NOTHING)).reasoning == "r"

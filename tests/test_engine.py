@@ -20,6 +20,7 @@ from tbrl.engine.vllm_engine import VllmEngine
 from tbrl.engine.weights import ShmSender, WeightEcho
 from tbrl.errors import InvariantError
 from tbrl.types import Generation, Sampling
+from tbrl.usage import Usage
 
 SAMPLING = Sampling(temperature=1.0, top_k=20, top_p=0.95)
 PROMPT = list(range(20, 90))
@@ -111,12 +112,14 @@ def test_loading_a_folder_replaces_the_weights_too(running: Running) -> None:
 
 def test_no_prefix_computed_with_old_weights_survives_an_update(running: Running) -> None:
     load(running, running.first, 5)
-    running.generate()
-    assert running.generate(seed=2).cached_tokens > 0
+    first, again = running.generate(), running.generate(seed=2)
+    assert first.usage == Usage.of(len(PROMPT), 0, len(first.ids))
+    assert 0 < again.usage.cached < again.usage.input == len(PROMPT)
+    assert again.usage.cache_unknown == again.usage.unknown == 0
     echo = load(running, running.second, 6)
     generation = running.generate(seed=2)
     assert echo.cache_reset
-    assert generation.cached_tokens == 0
+    assert generation.usage == Usage.of(len(PROMPT), 0, len(generation.ids))
     assert gap(running.second, generation) < 1e-4
 
 

@@ -23,6 +23,7 @@ from tbrl.types import (
     EpisodeKey,
     Failed,
     Generation,
+    Grade,
     JsonObject,
     PublicTask,
     Sampling,
@@ -31,7 +32,9 @@ from tbrl.types import (
     ToolResult,
     ToolSpec,
     Turn,
+    UserReply,
 )
+from tbrl.usage import NO_TOKENS, RoleUsage, Usage, unanswered, unknown
 
 KEY = EpisodeKey(0, 0, 0, 0)
 BOOKING = ToolResult('{"number": 123}')
@@ -83,7 +86,8 @@ class ScriptedEngine:
         cut = ids[:max_tokens]
         reason = "stop" if cut and cut[-1] in stop_ids else "length"
         logprobs = tuple(-0.5 - i / 100 for i in range(len(cut)))
-        return Generation(cut, logprobs, reason, self.policy_version)  # type: ignore[arg-type]
+        used = Usage.of(len(prompt_ids), len(prompt_ids) // 2, len(cut))
+        return Generation(cut, logprobs, reason, self.policy_version, used)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -123,15 +127,15 @@ class ScriptedWorld:
     async def close(self) -> None:
         self.closed += 1
 
-    async def reply(self, task: PublicTask, visible: Sequence[Turn], seed: int) -> str:
+    async def reply(self, task: PublicTask, visible: Sequence[Turn], seed: int) -> UserReply:
         await self._maybe("reply")
         self.heard.append([turn.text for turn in visible])
-        return self.reply_text
+        return UserReply(self.reply_text, Usage.of(30, None, 4))
 
-    async def grade(self, task_ref: str, terminal: TerminalState, final_text: str) -> Scored:
+    async def grade(self, task_ref: str, terminal: TerminalState, final_text: str) -> Grade:
         await self._maybe("grade")
         self.final_text = final_text
-        return Scored(1.0, True)
+        return Grade(Scored(1.0, True), Usage.of(50, 20, 1))
 
 
 def play(
@@ -141,7 +145,8 @@ def play(
     engine = config.pop("engine", None) or ScriptedEngine(script)
     renderer = Renderer(TOKENIZER)
     interpreter = Interpreter(TOKENIZER, TOOLS)
-    parts = Parts(engine, world, world, world, renderer, lambda session: interpreter)
+    models = unanswered(user="llm", judge="llm")
+    parts = Parts(engine, world, world, world, renderer, lambda session: interpreter, models)
     settings = RolloutConfig(**{"max_turn_tokens": 200, "max_episode_tokens": 2000, **config})
     seeds = training_seeds(5, KEY, 0)
     return asyncio.run(run_episode(parts, TASK, KEY, settings, Sampling(), seeds)), engine, world
@@ -274,6 +279,67 @@ def test_the_episodes_own_deadline_covers_everything() -> None:
     assert episode.outcome.tokens == len(episode.prompt_ids) + len(episode.response_ids) > 0
 
 
+# ---------------------------------------------------------------- tokens
+
+
+def test_tokens_of_each_role_are_recorded_per_turn_and_per_episode() -> None:
+    script = [ids_of(CALL), ids_of("what number?"), ids_of("done <DONE>")]
+    episode, engine, _ = play(script)
+    sampled = [turn for turn in episode.turns if turn.role == "assistant"]
+    expected = [
+        Usage.of(len(prompt), len(prompt) // 2, len(ids))
+        for prompt, ids in zip(engine.prompts, script, strict=True)
+    ]
+    assert [turn.usage for turn in sampled] == expected
+    assert episode.usage.agent == sum(expected[1:], expected[0])
+    assert episode.usage.user == Usage.of(30, None, 4)
+    assert episode.usage.judge == Usage.of(50, 20, 1)
+    said = [turn.usage for turn in episode.turns if turn.role == "user"]
+    assert said == [None, Usage.of(30, None, 4)]
+    assert all(turn.usage is None for turn in episode.turns if turn.role in ("system", "tool"))
+
+
+@pytest.mark.parametrize(
+    ("place", "role"), [("engine", "agent"), ("reply", "user"), ("grade", "judge")]
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_request_cut_off_by_a_deadline_used_an_unknown_number(
+    place: str, role: Any, whole: bool
+) -> None:
+    script = [ids_of("what number?"), ids_of("<DONE>")]
+    engine = ScriptedEngine(script, hang=place == "engine")
+    short = ("episode",) if whole else ("turn", "user", "grade")
+    deadlines = {f"{name}_deadline_s": 0.02 for name in short}
+    episode, _, _ = play(script, ScriptedWorld(hang_in=place), engine=engine, **deadlines)
+    assert isinstance(episode.outcome, Failed)
+    assert episode.usage.of(role) == unknown()
+    assert episode.usage.agent.requests == (1 if place != "grade" else 2)
+
+
+def test_a_failure_of_the_sandbox_keeps_what_was_used_until_then() -> None:
+    script = [ids_of("what number?"), ids_of(CALL)]
+    episode, _, _ = play(script, ScriptedWorld(fail_in="call"))
+    assert isinstance(episode.outcome, Failed)
+    used = episode.usage
+    assert (used.agent.requests, used.user.requests, used.judge.requests) == (2, 1, 0)
+    assert used.agent.unknown == 0 and used.agent.output == sum(map(len, script))
+
+
+def test_a_failure_that_knows_its_tokens_is_booked_with_them() -> None:
+    class Vague(ScriptedWorld):
+        async def reply(self, *arguments: Any) -> UserReply:
+            raise BackendFailure("user", "user m", "no text", Usage.of(30, 10, 2))
+
+    episode, _, _ = play([ids_of("what number?")], Vague())
+    assert isinstance(episode.outcome, Failed)
+    assert episode.usage.user == Usage.of(30, 10, 2)
+
+
+def test_a_scripted_user_and_a_local_judge_use_nothing_even_where_they_fail() -> None:
+    assert unanswered().user == unanswered().judge == Usage()
+    assert unanswered("recorded").agent == Usage()
+
+
 def test_weights_that_change_inside_an_episode_stop_the_run() -> None:
     class Restless(ScriptedEngine):
         async def generate(self, *args: Any, **kwargs: Any) -> Generation:
@@ -316,6 +382,7 @@ def scored(key: EpisodeKey, reward: float) -> Episode:
         finish_reason="done",
         outcome=Scored(reward, reward > 0),
         sampling=Sampling(),
+        usage=RoleUsage(agent=Usage.of(100, 50, 7)),
     )
 
 
@@ -344,6 +411,8 @@ def test_only_the_failed_member_runs_again_with_its_own_seeds() -> None:
     assert result.summary.rewards == (0.0, 1.0, 0.0, 1.0)
     assert len(result.summary.retried) == 1
     assert result.summary.wasted_tokens == 7
+    assert result.summary.usage.agent == Usage.of(400, 200, 28) + Usage(requests=3)
+    assert result.summary.wasted_usage == RoleUsage(agent=Usage.of(100, 50, 7))
 
 
 def test_a_repeated_failure_is_salted_and_a_lasting_one_spoils_the_group() -> None:
@@ -358,6 +427,7 @@ def test_refill_by_group_runs_all_members_again() -> None:
     result, seen = group({0: 1}, unit="group")
     assert sorted(s[0] for s in seen if s[1] == 2) == [0, 1, 2, 3]
     assert result.summary.wasted_tokens == 28
+    assert result.summary.wasted_usage.agent.output == 28
 
 
 def test_equal_rewards_are_zero_variance() -> None:
@@ -366,3 +436,4 @@ def test_equal_rewards_are_zero_variance() -> None:
 
     result = asyncio.run(run_group("t/1", 0, 0, 0, 4, 1, member))
     assert result.summary.verdict == "zero_variance"
+    assert result.summary.wasted_usage == NO_TOKENS

@@ -21,7 +21,7 @@ from tbrl.domains.base import DemoTurn, Domain, Drafted
 from tbrl.domains.desk import read_articles
 from tbrl.domains.names import SPLITS, names_of
 from tbrl.domains.registry import all_domains, heldout_domains, training_domains
-from tbrl.endpoint import ChatEndpoint
+from tbrl.endpoint import ChatEndpoint, Said
 from tbrl.errors import ConfigError
 from tbrl.rewards.golden import GoldenReplay
 from tbrl.rewards.grader import StateGrader
@@ -30,6 +30,7 @@ from tbrl.sandbox.backend import Backend
 from tbrl.tasks.check import check_tasks
 from tbrl.tasks.embedded import generate_tasks
 from tbrl.types import PublicTask, Scored, TerminalState, Turn
+from tbrl.usage import NOTHING
 from tbrl.users.llm import LlmUser
 from tbrl.users.scripted import DONE, reply_to
 
@@ -57,7 +58,7 @@ def backend(domain: Domain, public: PublicTask | None = None) -> Backend:
 
 def graded(draft: Drafted, terminal: TerminalState, final: str) -> Scored:
     grader = StateGrader([draft.task], REPLAY, LocalJudge())
-    outcome = asyncio.run(grader.grade(draft.task.task_ref, terminal, final))
+    outcome = asyncio.run(grader.grade(draft.task.task_ref, terminal, final)).outcome
     assert isinstance(outcome, Scored)
     return outcome
 
@@ -248,7 +249,7 @@ def test_the_language_model_that_plays_the_user_is_told_the_prose(domain: Domain
     class Heard:
         async def complete(self, messages: list[dict[str, Any]], seed: int) -> str:
             self.messages = messages
-            return "I see."
+            return Said("I see.", NOTHING)
 
     public = drafts(domain.name)[0].task.public
     heard = Heard()

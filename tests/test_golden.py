@@ -23,6 +23,7 @@ from tbrl.domains.names import names_of
 from tbrl.domains.registry import all_domains
 from tbrl.rewards.golden import GoldenReplay
 from tbrl.rewards.grader import StateGrader
+from tbrl.rewards.judge import Verdict
 from tbrl.sandbox.backend import Backend
 from tbrl.tasks.check import problems_of
 from tbrl.tasks.embedded import generate_tasks
@@ -142,8 +143,8 @@ def test_a_mutated_golden_is_graded_0_exactly_when_the_databases_differ(
     seen = Counter[bool]()
 
     class Always:
-        async def says_yes(self, rubric: str, message: str) -> bool:
-            return True
+        async def verdict(self, rubric: str, message: str) -> Verdict:
+            return Verdict(True)
 
     for task in tasks_of(name, size):
         grader = StateGrader([task], REPLAY, Always())
@@ -151,7 +152,7 @@ def test_a_mutated_golden_is_graded_0_exactly_when_the_databases_differ(
         assert golden.state_hash == REPLAY.golden(task).state_hash
         for what, calls in mutations(task):
             terminal, state = played(task.public, calls)
-            outcome = asyncio.run(grader.grade(task.task_ref, terminal, ""))
+            outcome = asyncio.run(grader.grade(task.task_ref, terminal, "")).outcome
             assert isinstance(outcome, Scored)
             assert (outcome.reward == 1.0) == (state == right), f"{task.task_ref}: {what}"
             assert bool(outcome.differences) == (state != right), f"{task.task_ref}: {what}"

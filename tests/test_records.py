@@ -26,6 +26,7 @@ from tbrl.types import (
     ToolCall,
     Turn,
 )
+from tbrl.usage import RoleUsage, Usage
 
 text = st.text(max_size=12)
 json_values = st.recursive(
@@ -40,6 +41,8 @@ changes = st.lists(
 calls = st.lists(
     st.builds(ToolCall, text, st.dictionaries(text, json_values, max_size=2)), max_size=2
 )
+counts = st.integers(0, 2**40)
+usages = st.builds(Usage, counts, counts, counts, counts, counts, counts)
 turns = st.builds(
     Turn,
     role=st.sampled_from(["system", "user", "assistant", "tool"]),
@@ -50,6 +53,7 @@ turns = st.builds(
     start=st.integers(0, 100),
     end=st.integers(0, 100),
     seed=st.integers(-1, 2**63 - 1),
+    usage=st.none() | usages,
 )
 outcomes = st.builds(
     Scored,
@@ -90,6 +94,7 @@ def episodes(draw, rollout=0):
         malformed_turns=1,
         seconds=draw(st.dictionaries(text, st.floats(0, 1e3), max_size=3)),
         segments=tuple(draw(st.lists(st.integers(0, 50), max_size=2))),
+        usage=draw(st.builds(RoleUsage, usages, usages, usages)),
     )
 
 

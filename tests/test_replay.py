@@ -26,6 +26,7 @@ from tbrl.types import (
     EpisodeGroup,
     EpisodeKey,
     Failed,
+    Grade,
     Sampling,
     Scored,
     Turn,
@@ -48,7 +49,7 @@ class HashGrader:
 
     async def grade(self, task_ref, terminal, final_text):
         reward = reward_of(terminal.state_hash)
-        return Scored(reward, bool(reward), attribution="" if reward else final_text)
+        return Grade(Scored(reward, bool(reward), attribution="" if reward else final_text))
 
 
 def play(key: EpisodeKey, task_ref: str, version: int, rewards: str) -> Episode:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from evaluation_helpers import LABELS, episode_of, scored
+from evaluation_helpers import AGENT_USED, LABELS, episode_of, scored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +14,7 @@ from tbrl.evaluation.aggregate import aggregate
 from tbrl.evaluation.results import read_rows, row_of
 from tbrl.records.jsonl import JsonlWriter
 from tbrl.types import Failed
+from tbrl.usage import RoleUsage
 
 COMMON_FINISH_REASONS = {
     *("done", "end_turn_tool", "agent_error", "agent_limit"),
@@ -50,7 +51,11 @@ def test_a_row_comes_back_as_it_was(tmp_path):
     assert (back.uid, back.attempt, back.passed, back.policy) == ("d/refund/0", 3, False, "w1@0")
     assert back.labels == LABELS["d/refund/0"]
     assert back.raw["tbrl"]["attribution"] == "wrong_value"
-    assert back.raw["tbrl"]["tokens"]["agent"] == {"input": 150, "cached": 0, "output": 30}
+    assert RoleUsage.from_json(back.raw["tbrl"]["tokens"]) == RoleUsage(agent=AGENT_USED)
+    assert [used["input_tokens_details"] for used in back.raw["usage"]] == [
+        {"cached_tokens": 32},
+        {"cached_tokens": 64},
+    ]
 
 
 @pytest.mark.parametrize("reason", ["done", "length", "agent_limit", "user_limit", "user_done"])
@@ -121,7 +126,7 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
             "test_result.result must be a bool, this is a str",
         ),
         (b'{"uid": "a", "test_result": {"result": true}}\n', "metadata.repetition must be"),
-        (b'{"uid": "a", "tbrl": {"format": 9}}\n', "tbrl.format is 9, this version reads 1"),
+        (b'{"uid": "a", "tbrl": {"format": 9}}\n', "tbrl.format is 9, this version reads 2"),
     ],
 )
 def test_a_foreign_file_is_named(tmp_path, raw, message):

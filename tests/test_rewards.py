@@ -23,7 +23,7 @@ from tbrl.rewards.attribution import CLASSES, attribution, differences
 from tbrl.rewards.build import build_judge
 from tbrl.rewards.golden import Golden, GoldenReplay
 from tbrl.rewards.grader import StateGrader
-from tbrl.rewards.judge import LocalJudge
+from tbrl.rewards.judge import LocalJudge, Verdict
 from tbrl.sandbox.embedded import EmbeddedSandbox
 from tbrl.types import (
     Failed,
@@ -35,6 +35,7 @@ from tbrl.types import (
     TerminalState,
     ToolInteraction,
 )
+from tbrl.usage import Usage, unknown
 from tbrl.users.scripted import ScriptedUser
 
 REPLAY = GoldenReplay(DOMAINS)
@@ -59,7 +60,7 @@ def played(task: Task, calls: Any) -> TerminalState:
 
 def graded(task: Task, calls: Any, text: str = "", judge: Any = None) -> Outcome:
     grader = StateGrader([task], REPLAY, judge or LocalJudge())
-    return asyncio.run(grader.grade(task.task_ref, played(task, calls), text))
+    return asyncio.run(grader.grade(task.task_ref, played(task, calls), text)).outcome
 
 
 def golden_calls(task: Task) -> list[tuple[str, Any]]:
@@ -133,9 +134,9 @@ def test_rubrics_are_asked_only_where_the_state_is_right() -> None:
     asked: list[str] = []
 
     class Spy:
-        async def says_yes(self, rubric: str, message: str) -> bool:
+        async def verdict(self, rubric: str, message: str) -> Verdict:
             asked.append(message)
-            return False
+            return Verdict(False)
 
     wrong = graded(task, [], "12.5", Spy())
     assert isinstance(wrong, Scored) and asked == []
@@ -146,11 +147,35 @@ def test_rubrics_are_asked_only_where_the_state_is_right() -> None:
 @pytest.mark.parametrize("kind", ["judge", "deadline"])
 def test_a_judge_that_fails_is_a_failure_and_never_a_zero(kind: Any) -> None:
     class Broken:
-        async def says_yes(self, rubric: str, message: str) -> bool:
+        async def verdict(self, rubric: str, message: str) -> Verdict:
             raise BackendFailure(kind, "judge x", "no answer")
 
     task = task_of(LOST)
     assert graded(task, golden_calls(task), "", Broken()) == Failed(kind, "judge x", "no answer")
+
+
+def test_the_judges_tokens_are_those_of_all_its_rubrics_also_where_one_has_no_answer() -> None:
+    task = task_of(LOST)
+    three = Task(task.public, replace(task.grading, rubrics=("a?", "b?", "c?")))
+    used = Usage.of(40, 30, 1)
+
+    class Metered:
+        def __init__(self, breaks: bool, known: Usage | None) -> None:
+            self.breaks, self.known = breaks, known
+
+        async def verdict(self, rubric: str, message: str) -> Verdict:
+            if self.breaks and rubric == "c?":
+                raise BackendFailure("judge", "judge x", "no answer", self.known)
+            return Verdict(True, used)
+
+    def tokens(*settings: Any) -> Usage:
+        grader = StateGrader([three], REPLAY, Metered(*settings))
+        terminal = played(three, golden_calls(three))
+        return asyncio.run(grader.grade(three.task_ref, terminal, "")).usage
+
+    assert tokens(False, None) == used + used + used
+    assert tokens(True, used) == used + used + used
+    assert tokens(True, None) == used + used + unknown()
 
 
 def test_what_the_grader_cannot_decide_is_a_failure_and_never_a_zero() -> None:
@@ -161,7 +186,7 @@ def test_what_the_grader_cannot_decide_is_a_failure_and_never_a_zero() -> None:
     assert isinstance(outcome, Failed) and outcome.kind == "grader"
     assert "golden call 1 (lend)" in outcome.detail
     grader = StateGrader([], REPLAY, LocalJudge())
-    unknown = asyncio.run(grader.grade("who", TerminalState("", (), 0), ""))
+    unknown = asyncio.run(grader.grade("who", TerminalState("", (), 0), "")).outcome
     assert isinstance(unknown, Failed) and unknown.kind == "grader"
 
 
@@ -180,7 +205,7 @@ def test_backend_failures_on_chosen_tries_leave_the_group_means_as_they_were() -
                 if failing:
                     await session.call_tool("write_then_break", {"how": "bug"})
                 await session.call_tool(name, arguments)
-            return await grader.grade(task.task_ref, await session.finish(), "")
+            return (await grader.grade(task.task_ref, await session.finish(), "")).outcome
         except BackendFailure as failure:
             return Failed(failure.kind, failure.where, failure.detail)
 
@@ -222,7 +247,7 @@ def test_backend_failures_on_chosen_tries_leave_the_group_means_as_they_were() -
     ],
 )
 def test_the_local_judge_reads_words_and_numbers(rubric: str, message: str, answer: bool) -> None:
-    assert asyncio.run(LocalJudge().says_yes(rubric, message)) is answer
+    assert asyncio.run(LocalJudge().verdict(rubric, message)) == Verdict(answer)
 
 
 def test_a_rubric_the_local_judge_cannot_read_is_refused_at_the_start() -> None:
@@ -231,7 +256,7 @@ def test_a_rubric_the_local_judge_cannot_read_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="cannot read a rubric of 't'"):
         build_judge([vague], JudgeConfig())
     with pytest.raises(BackendFailure):
-        asyncio.run(LocalJudge().says_yes("Is it polite?", "hello"))
+        asyncio.run(LocalJudge().verdict("Is it polite?", "hello"))
     with pytest.raises(ConfigError, match="local"):
         build_judge([], JudgeConfig(kind="tarot"))
 

@@ -7,7 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tbrl.types import PublicTask, Turn
+from tbrl.types import PublicTask, Turn, UserReply
+from tbrl.usage import NOTHING
 from tbrl.users.scripted import ScriptedUser, asked_facts, reply_to
 
 CONTEXT = {
@@ -56,5 +57,5 @@ def test_the_simulator_hears_only_assistant_texts() -> None:
     task = PublicTask("r", "d", "d/compact", "q", CONTEXT, {}, "t")
     turns = [Turn("user", "What is my PIN?"), Turn("assistant", "Hello.")]
     reply = asyncio.run(ScriptedUser().reply(task, turns, seed=3))
-    assert reply == "And send a receipt."
+    assert reply == UserReply("And send a receipt.", NOTHING)
     assert asyncio.run(ScriptedUser().reply(task, turns, seed=4)) == reply

@@ -212,13 +212,13 @@ def test_state_is_graded_against_a_replay_in_a_session_of_the_graders_own(scenar
         grader = StateGrader([TASK], source, LocalJudge())
         ref = TASK.task_ref
         pay, note = ("pay", {"id": "CANARY"}), ("note", {"text": "hi"})
-        assert await grader.grade(ref, await state(pay), "") == Scored(1.0, True)
+        assert (await grader.grade(ref, await state(pay), "")).outcome == Scored(1.0, True)
         for calls, cause in (
             ([], "nothing_done"),
             ([pay, note], "ticket_only"),
             ([pay, pay], "business_write_wrong"),
         ):
-            outcome = await grader.grade(ref, await state(*calls), "")
+            outcome = (await grader.grade(ref, await state(*calls), "")).outcome
             assert isinstance(outcome, Scored)
             assert (outcome.reward, outcome.attribution) == (0.0, cause)
         sessions = [body["session_id"] for body in proxy.sent("session_create")]
@@ -226,7 +226,8 @@ def test_state_is_graded_against_a_replay_in_a_session_of_the_graders_own(scenar
         broken = Proxy(get_effects=httpx.Response(500))
         sandbox = ThinkingBoxSandbox(config, scenarios, httpx.MockTransport(broken))
         grader = StateGrader([TASK], SessionGolden(sandbox, TICKET_TABLES), LocalJudge())
-        assert isinstance(await grader.grade(ref, TerminalState("", (), 0), ""), Failed)
+        grade = await grader.grade(ref, TerminalState("", (), 0), "")
+        assert isinstance(grade.outcome, Failed)
 
     asyncio.run(run())
 

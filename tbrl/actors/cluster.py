@@ -19,6 +19,7 @@ from tbrl.config import Config
 from tbrl.engine.weights import SentWeights
 from tbrl.policy.builtin import policy_folder
 from tbrl.types import Task
+from tbrl.usage import unanswered
 
 
 class Cluster:
@@ -60,6 +61,7 @@ class Cluster:
             rollout=config.rollout,
             seed=config.algorithm.seed,
             group_size=config.algorithm.group_size,
+            unanswered=unanswered(user=config.user.kind, judge=config.judge.kind),
         )
         public = {task.task_ref: task.public for task in self.tasks}
         self.fleet = RolloutFleet(settings, pools, user, grader, public, self._placement.engine)

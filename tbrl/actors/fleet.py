@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import ray
@@ -21,6 +21,7 @@ from tbrl.actors.rollout_worker import EngineLost, RolloutSettings, RolloutWorke
 from tbrl.errors import BackendFailure
 from tbrl.schedule import Assignment
 from tbrl.types import Episode, GroupSummary, JsonObject, PublicTask, Sampling
+from tbrl.usage import RoleUsage, unknown
 
 T = TypeVar("T")
 MAX_REBUILDS = 4
@@ -108,7 +109,10 @@ class RolloutFleet:
                 await asyncio.wait([asyncio.ensure_future(_ended(summary))], timeout=60)
                 raise
 
-        return await self._on_worker(self._settings.group_size, once)
+        size = self._settings.group_size
+        (summary, group), deaths = await self._on_worker(size, once)
+        lost = RoleUsage(agent=unknown(deaths * size))
+        return replace(summary, wasted_usage=summary.wasted_usage + lost), group
 
     async def run_attempt(
         self, task_ref: str, purpose: str, root: int, attempt: int, tries: int, sampling: Sampling
@@ -122,20 +126,26 @@ class RolloutFleet:
             )
             return await self._within(run, self._deadline(worker), "an attempt hangs")
 
-        return await self._on_worker(1, once)
+        episode, deaths = await self._on_worker(1, once)
+        return replace(episode, usage=episode.usage + RoleUsage(agent=unknown(deaths)))
 
-    async def _on_worker(self, episodes: int, work: Callable[[_Worker], Awaitable[T]]) -> T:
-        """Run on the least loaded worker; after a death rebuild it and run again."""
+    async def _on_worker(
+        self, episodes: int, work: Callable[[_Worker], Awaitable[T]]
+    ) -> tuple[T, int]:
+        """Run on the least loaded worker; after a death rebuild it and run again. Returns what
+        came of it, and how many deaths took what was done by then (its tokens are unknown)."""
+        deaths = 0
         while True:
             worker = min(self._workers, key=lambda w: (w.episodes, w.index))
             actor = worker.actor
             worker.episodes += episodes
             try:
-                return await work(worker)
+                return await work(worker), deaths
             except (RayActorError, RayTaskError) as error:
                 cause = error.cause if isinstance(error, RayTaskError) else error
                 if not isinstance(cause, RayActorError | EngineLost):
                     raise (cause if isinstance(cause, Exception) else error) from None
+                deaths += 1
                 await self._rebuild(worker, actor)
             finally:
                 worker.episodes -= episodes

@@ -15,13 +15,14 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from tbrl.errors import BackendFailure
 from tbrl.types import (
     FailureKind,
+    Grade,
     JsonObject,
-    Outcome,
     PublicTask,
     TerminalState,
     ToolResult,
     ToolSpec,
     Turn,
+    UserReply,
 )
 
 
@@ -86,7 +87,7 @@ class RemoteUser:
     def __init__(self, actor: ActorHandle) -> None:
         self._actor = actor
 
-    async def reply(self, task: PublicTask, visible: Sequence[Turn], seed: int) -> str:
+    async def reply(self, task: PublicTask, visible: Sequence[Turn], seed: int) -> UserReply:
         return await ask(self._actor.reply.remote(task, list(visible), seed), "user", "reply")
 
 
@@ -94,7 +95,7 @@ class RemoteGrader:
     def __init__(self, actor: ActorHandle) -> None:
         self._actor = actor
 
-    async def grade(self, task_ref: str, terminal: TerminalState, final_text: str) -> Outcome:
+    async def grade(self, task_ref: str, terminal: TerminalState, final_text: str) -> Grade:
         return await ask(
             self._actor.grade.remote(task_ref, terminal, final_text), "grader", "grade"
         )

@@ -26,6 +26,7 @@ from tbrl.errors import InvariantError, TbrlError
 from tbrl.interfaces import SandboxSession
 from tbrl.schedule import Assignment
 from tbrl.types import Episode, EpisodeGroup, EpisodeKey, GroupSummary, PublicTask, Sampling
+from tbrl.usage import RoleUsage
 
 
 class EngineLost(TbrlError):
@@ -43,6 +44,8 @@ class RolloutSettings:
     rollout: RolloutConfig
     seed: int
     group_size: int
+    unanswered: RoleUsage
+    """What a call without an answer is booked as."""
 
 
 @actor(concurrency=4096)
@@ -83,7 +86,9 @@ class RolloutWorker:
                 self._interpreters[names] = base.with_tools(session.tools)
             return self._interpreters[names]
 
-        self._parts = Parts(self._engine, sandbox, user, grader, renderer, interpreter_for)
+        self._parts = Parts(
+            self._engine, sandbox, user, grader, renderer, interpreter_for, settings.unanswered
+        )
 
     # ------------------------------------------------------------ episodes
 

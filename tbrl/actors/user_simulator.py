@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tbrl.actors.actor import actor
 from tbrl.config import UserConfig
-from tbrl.types import PublicTask, Turn
+from tbrl.types import PublicTask, Turn, UserReply
 from tbrl.users.build import build_user
 
 
@@ -15,5 +15,5 @@ class UserSimulator:
     def __init__(self, config: UserConfig) -> None:
         self._user = build_user(config)
 
-    async def reply(self, task: PublicTask, visible: list[Turn], seed: int) -> str:
+    async def reply(self, task: PublicTask, visible: list[Turn], seed: int) -> UserReply:
         return await self._user.reply(task, visible, seed)

@@ -15,6 +15,7 @@ from tbrl.config import EngineConfig, ModelConfig, TopologyConfig
 from tbrl.engine.environment import apply, engine_environment
 from tbrl.errors import BackendFailure, InvariantError
 from tbrl.types import Generation, Sampling
+from tbrl.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class VllmEngine:
             logprobs=logprobs,
             finish_reason="length" if sampled.finish_reason == "length" else "stop",
             policy_version=version,
-            cached_tokens=final.num_cached_tokens or 0,
+            usage=Usage.of(len(prompt_ids), final.num_cached_tokens, len(ids)),
         )
 
     async def init_weight_transfer(self, info: dict[str, Any]) -> None:

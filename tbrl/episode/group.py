@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tbrl.types import Episode, EpisodeGroup, EpisodeKey, Failed, GroupSummary, Scored
+from tbrl.usage import NO_TOKENS, RoleUsage
 
 RunMember = Callable[[EpisodeKey, int, int], Awaitable[Episode]]
 """(key, tries, salt) -> the episode, scored or failed."""
@@ -45,6 +46,7 @@ async def run_group(
     episodes: dict[EpisodeKey, Episode] = {}
     retried: list[Failed] = []
     wasted = 0
+    wasted_usage = NO_TOKENS
     pending = keys
     for tries in range(1, max_tries + 1):
         runs = await asyncio.gather(*(run_member(key, tries, salt_of(tries)) for key in pending))
@@ -55,15 +57,19 @@ async def run_group(
         retried.extend(e.outcome for k in failed if isinstance((e := episodes[k]).outcome, Failed))
         pending = failed if unit == "episode" else keys
         wasted += sum(len(episodes[key].response_ids) for key in pending)
+        wasted_usage = sum((episodes[key].usage for key in pending), wasted_usage)
     ordered = tuple(episodes[key] for key in keys)
     group = EpisodeGroup(step, slot, attempt, task_ref, ordered)
-    return GroupResult(
-        group, summarise(group, tuple(retried), wasted, time.perf_counter() - started)
-    )
+    seconds = time.perf_counter() - started
+    return GroupResult(group, summarise(group, tuple(retried), wasted, seconds, wasted_usage))
 
 
 def summarise(
-    group: EpisodeGroup, retried: tuple[Failed, ...], wasted_tokens: int, seconds: float
+    group: EpisodeGroup,
+    retried: tuple[Failed, ...],
+    wasted_tokens: int,
+    seconds: float,
+    wasted_usage: RoleUsage = NO_TOKENS,
 ) -> GroupSummary:
     """What the controller needs to know of a group."""
     phases: dict[str, float] = {"wall": seconds}
@@ -87,4 +93,6 @@ def summarise(
         seconds=phases,
         malformed_turns=sum(e.malformed_turns for e in group.episodes),
         finish_reasons=tuple(e.finish_reason for e in group.episodes),
+        usage=sum((e.usage for e in group.episodes), NO_TOKENS),
+        wasted_usage=wasted_usage,
     )

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from tbrl.config import RolloutConfig
 from tbrl.episode.interpretation import Interpreter
+from tbrl.episode.meter import Meter
 from tbrl.episode.rendering import Renderer
 from tbrl.episode.seeding import EpisodeSeeds
 from tbrl.episode.transcript import Observation, Transcript
@@ -36,8 +36,8 @@ from tbrl.types import (
     TerminalState,
     ToolCall,
 )
+from tbrl.usage import RoleUsage
 
-T = TypeVar("T")
 DONE = "<DONE>"
 InterpreterFor = Callable[[SandboxSession], Interpreter]
 """The interpreter of a session's tools (cached per scenario by the caller)."""
@@ -53,6 +53,8 @@ class Parts:
     grader: Grader
     renderer: Renderer
     interpreter_for: InterpreterFor
+    unanswered: RoleUsage
+    """What a call without an answer is booked as."""
 
 
 async def run_episode(
@@ -79,7 +81,7 @@ async def run_episode(
         finish, outcome = "failed", state.failed("deadline", "episode", detail)
     finally:
         await state.close()
-    state.seconds["total"] = time.perf_counter() - started
+    state.meter.seconds["total"] = time.perf_counter() - started
     return state.record(key, finish, terminal, outcome, tries)
 
 
@@ -104,25 +106,25 @@ class _Conversation:
         self._transcript = Transcript(parts.renderer, config.max_episode_tokens)
         self._version = parts.engine.policy_version
         self._malformed = 0
-        self.seconds: dict[str, float] = {"engine": 0.0, "tools": 0.0, "user": 0.0, "grade": 0.0}
+        self.meter = Meter(parts.unanswered)
 
     # ------------------------------------------------------------ the loop
 
     async def play(self) -> tuple[FinishReason, TerminalState, Outcome]:
         patience = self._config.turn_deadline_s
         opening = self._parts.sandbox.open(self._task)
-        self._session = await self._within(opening, patience, "tools", "backend", "open")
+        self._session = await self.meter.within(opening, patience, "tools", "backend", "open")
         self._interpreter = self._parts.interpreter_for(self._session)
         self._transcript.begin(self._session.policy, self._task.query, self._session.tools)
         finish = await self._converse()
         finishing = self._session.finish()
-        terminal = await self._within(finishing, patience, "tools", "backend", "finish")
+        terminal = await self.meter.within(finishing, patience, "tools", "backend", "finish")
         grading = self._parts.grader.grade(
             self._task.task_ref, terminal, self._transcript.final_text()
         )
         deadline = self._config.grade_deadline_s
-        outcome = await self._within(grading, deadline, "grade", "grader", "grade")
-        return finish, terminal, outcome
+        grade = await self.meter.asked("judge", grading, deadline, "grade", "grader", "grade")
+        return finish, terminal, grade.outcome
 
     async def _converse(self) -> FinishReason:
         """Turns until one of the reasons to finish. Each branch is one thing a turn can be."""
@@ -149,7 +151,7 @@ class _Conversation:
                 return "user_limit"
             else:
                 user_turns += 1
-                observations = [Observation("user", await self._hear_user(turn))]
+                observations = [await self._hear_user(turn)]
             if not self._transcript.observed(observations, generation):
                 return "length"
             if observations[-1].role == "user" and observations[-1].text.endswith(DONE):
@@ -159,7 +161,8 @@ class _Conversation:
     # ------------------------------------------------------------ the parts
 
     async def _sample(self, turn: int, budget: int) -> Generation:
-        generation = await self._within(
+        generation = await self.meter.asked(
+            "agent",
             self._parts.engine.generate(
                 self._transcript.context,
                 self._sampling,
@@ -183,35 +186,20 @@ class _Conversation:
         assert self._session is not None
         calling = self._session.call_tool(call.name, call.arguments)
         deadline = self._config.turn_deadline_s
-        result = await self._within(calling, deadline, "tools", "backend", call.name)
+        result = await self.meter.within(calling, deadline, "tools", "backend", call.name)
         return Observation("tool", result.text, result.is_error, call.name)
 
-    async def _hear_user(self, turn: int) -> str:
-        reply = self._parts.user.reply(
+    async def _hear_user(self, turn: int) -> Observation:
+        replying = self._parts.user.reply(
             self._task, self._transcript.visible(), self._seeds.user(turn)
         )
-        return await self._within(reply, self._config.user_deadline_s, "user", "user", "reply")
+        deadline = self._config.user_deadline_s
+        reply = await self.meter.asked("user", replying, deadline, "user", "user", "reply")
+        return Observation("user", reply.text, usage=reply.usage)
 
     def _ends_turn(self, call: ToolCall) -> bool:
         assert self._session is not None
         return any(tool.ends_turn and tool.name == call.name for tool in self._session.tools)
-
-    async def _within(
-        self, work: Awaitable[T], seconds: float, phase: str, kind: str, where: str
-    ) -> T:
-        """Every wait has a deadline and is timed; the episode's own deadline passes through."""
-        started = time.perf_counter()
-        try:
-            async with asyncio.timeout(seconds):
-                return await work
-        except TimeoutError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            detail = f"{kind} did not answer in {seconds:g} s"
-            raise BackendFailure("deadline", where, detail) from None
-        finally:
-            self.seconds[phase] += time.perf_counter() - started
 
     # ------------------------------------------------------------ the record
 
@@ -245,6 +233,7 @@ class _Conversation:
             state_hash=terminal.state_hash if terminal else "",
             tries=tries,
             malformed_turns=self._malformed,
-            seconds=self.seconds,
+            seconds=self.meter.seconds,
             segments=tuple(self._transcript.segments),
+            usage=self.meter.usage,
         )

@@ -19,6 +19,7 @@ from tbrl.episode.interpretation import Reading
 from tbrl.episode.messages import assistant_message
 from tbrl.episode.rendering import Renderer
 from tbrl.types import Generation, ToolSpec, Turn
+from tbrl.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Observation:
     text: str
     is_error: bool = False
     tool_name: str = ""
+    usage: Usage | None = None
+    """Of the user's reply."""
 
     def message(self) -> dict[str, Any]:
         if self.role == "tool":
@@ -94,6 +97,7 @@ class Transcript:
                 start=start,
                 end=self.total,
                 seed=seed,
+                usage=generation.usage,
             )
         )
         self._messages.append(assistant_message(reading.text, reading.reasoning, reading.calls))
@@ -124,6 +128,7 @@ class Transcript:
                     is_error=o.is_error,
                     start=start,
                     end=self.total,
+                    usage=o.usage,
                 )
             )
         return fits

@@ -1,8 +1,9 @@
 """A campaign: tasks x attempts, each scored exactly once, durable as it goes.
 
     keys not yet scored --> N workers --> run(task, attempt, try) --> Scored: row appended at once
-                                              |  Failed: noted in <stem>.failures.jsonl,
-                                              '- run again, at most max_tries, never counted
+                                              |  Failed: noted in <stem>.failures.jsonl with the
+                                              |  tokens it used (they are paid for), run again at
+                                              '- most max_tries times, never counted as an attempt
 
 A slow or hung episode holds one worker until the runner's own deadline ends it; all others go on
 and their rows are on disk. Stopped in any way, the next start runs what is missing. Probes and
@@ -25,6 +26,7 @@ from tbrl.evaluation.metrics import TaskLabels
 from tbrl.evaluation.results import failure_of, read_rows, row_of
 from tbrl.records.jsonl import JsonlWriter, recover_tail
 from tbrl.types import Episode, Failed, JsonObject
+from tbrl.usage import RoleUsage, unanswered
 
 Run = Callable[[str, int, int], Awaitable[Episode]]
 """run(task_ref, attempt, try_) -> Episode; holds the per-episode deadline."""
@@ -50,6 +52,8 @@ class Campaign:
     concurrency: int = 64
     max_tries: int = 3
     """Runs of one (task, attempt) while it fails."""
+    lost_run: RoleUsage = field(default_factory=unanswered)
+    """What a run that was lost with its record is booked as."""
 
     @property
     def identity_path(self) -> Path:
@@ -132,28 +136,33 @@ async def _work(
 ) -> None:
     for task_ref, attempt in keys:
         for try_ in range(campaign.max_tries):
-            outcome = await _attempt(run, task_ref, attempt, try_)
-            if isinstance(outcome, Episode):
-                row = row_of(outcome, attempt, campaign.tasks[task_ref], campaign.policy)
+            played = await _attempt(campaign, run, task_ref, attempt, try_)
+            if isinstance(played, Episode):
+                row = row_of(played, attempt, campaign.tasks[task_ref], campaign.policy)
                 rows.write(row)
                 progress.done += 1
-                progress.passed += int(outcome.reward)
+                progress.passed += int(played.reward)
                 progress.recovered += try_ > 0
                 break
-            failures.write(failure_of(task_ref, attempt, try_, outcome))
+            failures.write(played)
             progress.failures += 1
         else:
             progress.gave_up.append((task_ref, attempt))
         on_progress(progress)
 
 
-async def _attempt(run: Run, task_ref: str, attempt: int, try_: int) -> Episode | Failed:
-    """A scored episode, or why there is none."""
+async def _attempt(
+    campaign: Campaign, run: Run, task_ref: str, attempt: int, try_: int
+) -> Episode | JsonObject:
+    """A scored episode, or the failures file's line on why there is none."""
     try:
         episode = await run(task_ref, attempt, try_)
     except BackendFailure as failure:
-        return Failed(failure.kind, failure.where, failure.detail)  # type: ignore[arg-type]
-    return episode.outcome if isinstance(episode.outcome, Failed) else episode
+        failed = Failed(failure.kind, failure.where, failure.detail)
+        return failure_of(task_ref, attempt, try_, failed, campaign.lost_run)
+    if isinstance(episode.outcome, Failed):
+        return failure_of(task_ref, attempt, try_, episode.outcome, episode.usage)
+    return episode
 
 
 def _scored(path: Path) -> dict[Key, bool | None]:

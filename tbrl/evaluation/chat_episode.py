@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 import orjson
 
 from tbrl.config import RolloutConfig
+from tbrl.episode.meter import Meter
 from tbrl.episode.seeding import EpisodeSeeds
 from tbrl.errors import BackendFailure
 from tbrl.evaluation.chat_models import DONE, ChatModel, CompletedCall, Completion
@@ -31,8 +31,8 @@ from tbrl.types import (
     ToolResult,
     Turn,
 )
+from tbrl.usage import RoleUsage, Usage
 
-T = TypeVar("T")
 _Asked = tuple[CompletedCall, ToolCall | str]
 """A call as sent, and as read: a ToolCall, or an error for the policy."""
 
@@ -50,11 +50,13 @@ class ChatRunner:
     sampling: Sampling
     seeds_of: Callable[[str, int, int], EpisodeSeeds]
     """(task_ref, attempt, try_) -> seeds."""
+    unanswered: RoleUsage
+    """What a call without an answer is booked as."""
 
     async def run(self, task_ref: str, attempt: int, try_: int) -> Episode:
         """Play one attempt. Infrastructure errors and deadlines are the outcome."""
         seeds = self.seeds_of(task_ref, attempt, try_)
-        play = _Play(self, self.tasks[task_ref], attempt, seeds)
+        play = _Play(self, self.tasks[task_ref], attempt, seeds, Meter(self.unanswered))
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self.config.episode_deadline_s):
@@ -67,7 +69,7 @@ class ChatRunner:
         finally:
             if play.session is not None:
                 await play.session.close()
-        play.seconds["total"] = time.perf_counter() - started
+        play.meter.seconds["total"] = time.perf_counter() - started
         return play.record(try_ + 1)
 
 
@@ -79,6 +81,7 @@ class _Play:
     task: PublicTask
     attempt: int
     seeds: EpisodeSeeds
+    meter: Meter
     session: SandboxSession | None = None
     messages: list[JsonObject] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -86,22 +89,21 @@ class _Play:
     finish: FinishReason = "failed"
     terminal: TerminalState | None = None
     outcome: Outcome = field(default_factory=lambda: Failed("backend", "open", "did not begin"))
-    seconds: dict[str, float] = field(
-        default_factory=lambda: {"engine": 0.0, "tools": 0.0, "user": 0.0, "grade": 0.0}
-    )
 
     async def play(self) -> None:
         runner, config = self.runner, self.runner.config
         opening = runner.sandbox.open(self.task)
-        self.session = await self._within(opening, config.turn_deadline_s, "tools", "backend")
+        patience = config.turn_deadline_s
+        self.session = await self.meter.within(opening, patience, "tools", "backend", "open")
         self._say("system", self.session.policy)
         self._say("user", self.task.query)
         self.finish = await self._converse()
-        self.terminal = await self._within(
-            self.session.finish(), config.turn_deadline_s, "tools", "backend"
-        )
+        finishing = self.session.finish()
+        self.terminal = await self.meter.within(finishing, patience, "tools", "backend", "finish")
         grading = runner.grader.grade(self.task.task_ref, self.terminal, self._final_text())
-        self.outcome = await self._within(grading, config.grade_deadline_s, "grade", "grader")
+        deadline = config.grade_deadline_s
+        grade = await self.meter.asked("judge", grading, deadline, "grade", "grader", "grade")
+        self.outcome = grade.outcome
 
     async def _converse(self) -> FinishReason:
         """Turns until one of the reasons to finish, as in episode/loop.py."""
@@ -130,10 +132,7 @@ class _Play:
                 return "user_limit"
             else:
                 user_turns += 1
-                reply = self.runner.user.reply(self.task, self._visible(), self.seeds.user(number))
-                heard = await self._within(reply, config.user_deadline_s, "user", "user")
-                self._say("user", heard)
-                if heard.endswith(DONE):
+                if await self._hear_user(number):
                     return "user_done"
         return "agent_limit"
 
@@ -148,14 +147,21 @@ class _Play:
             self.seeds.turn(number),
         )
         deadline = self.runner.config.turn_deadline_s
-        return await self._within(completing, deadline, "engine", "engine")
+        return await self.meter.asked("agent", completing, deadline, "engine", "engine", "complete")
+
+    async def _hear_user(self, number: int) -> bool:
+        """Whether the user ended the conversation."""
+        replying = self.runner.user.reply(self.task, self._visible(), self.seeds.user(number))
+        deadline = self.runner.config.user_deadline_s
+        reply = await self.meter.asked("user", replying, deadline, "user", "user", "reply")
+        self._say("user", reply.text, reply.usage)
+        return reply.text.endswith(DONE)
 
     def _heard(self, number: int, completion: Completion, text: str) -> list[_Asked]:
         """Record the agent's message; returns its calls as sent beside what they say."""
         asked = [(call, _read_call(call)) for call in completion.calls]
         malformed = any(isinstance(call, str) for _, call in asked)
         self.malformed += malformed
-        start = completion.input_tokens
         self.turns.append(
             Turn(
                 "assistant",
@@ -163,9 +169,8 @@ class _Play:
                 reasoning=completion.reasoning,
                 tool_calls=tuple(call for _, call in asked if isinstance(call, ToolCall)),
                 is_error=malformed,
-                start=start,
-                end=start + completion.output_tokens,
                 seed=self.seeds.turn(number),
+                usage=completion.usage,
             )
         )
         self.messages.append(_assistant_message(completion))
@@ -180,7 +185,7 @@ class _Play:
                 result = ToolResult(call, is_error=True)
             else:
                 calling = self.session.call_tool(call.name, call.arguments)
-                result = await self._within(calling, deadline, "tools", "backend")
+                result = await self.meter.within(calling, deadline, "tools", "backend", call.name)
             turn = Turn("tool", result.text, tool_name=sent.name, is_error=result.is_error)
             self.turns.append(turn)
             reply = {"role": "tool", "tool_call_id": sent.call_id, "content": result.text}
@@ -192,8 +197,8 @@ class _Play:
             return False
         return any(tool.ends_turn and tool.name == call.name for tool in self.session.tools)
 
-    def _say(self, role: str, text: str) -> None:
-        self.turns.append(Turn(role, text))  # type: ignore[arg-type]
+    def _say(self, role: str, text: str, usage: Usage | None = None) -> None:
+        self.turns.append(Turn(role, text, usage=usage))  # type: ignore[arg-type]
         self.messages.append({"role": role, "content": text})
 
     def _visible(self) -> list[Turn]:
@@ -206,19 +211,6 @@ class _Play:
             turn.text for turn in reversed(self.turns) if turn.role == "assistant" and turn.text
         )
         return next(said, "")
-
-    async def _within(self, work: Awaitable[T], seconds: float, phase: str, kind: str) -> T:
-        """Every wait has a deadline and is timed; the episode's own deadline passes through."""
-        started = time.perf_counter()
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                return await work
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise BackendFailure("deadline", kind, f"did not answer in {seconds:g} s") from None
-        finally:
-            self.seconds[phase] += time.perf_counter() - started
 
     def record(self, tries: int) -> Episode:
         return Episode(
@@ -239,7 +231,8 @@ class _Play:
             state_hash=self.terminal.state_hash if self.terminal else "",
             tries=tries,
             malformed_turns=self.malformed,
-            seconds=self.seconds,
+            seconds=self.meter.seconds,
+            usage=self.meter.usage,
         )
 
 

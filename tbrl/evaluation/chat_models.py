@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import orjson
 
 from tbrl.config import EndpointConfig
-from tbrl.endpoint import ChatEndpoint
+from tbrl.endpoint import Answer, ChatEndpoint
 from tbrl.errors import BackendFailure, ConfigError
 from tbrl.evaluation.results import ResultRow, read_rows
 from tbrl.types import JsonObject, ToolSpec
+from tbrl.usage import NOTHING, Usage
 
 DONE = "<DONE>"
 
@@ -39,8 +40,8 @@ class Completion:
     """finish_reason was `length`."""
     error: str = ""
     """What tbrl's proxy says the policy is to be told of a malformed turn; empty elsewhere."""
-    input_tokens: int = 0
-    output_tokens: int = 0
+    usage: Usage = NOTHING
+    """Nothing, unless a model was asked."""
 
 
 class ChatModel(Protocol):
@@ -89,19 +90,18 @@ class EndpointModel:
         try:
             return completion_of(answer)
         except (KeyError, TypeError, AttributeError):
-            raise BackendFailure(
-                "engine", self._endpoint.config.model, "the completion's tool calls are malformed"
-            ) from None
+            detail = "the completion's tool calls are malformed"
+            model = self._endpoint.config.model
+            raise BackendFailure("engine", model, detail, answer.usage) from None
 
     async def close(self) -> None:
         await self._endpoint.close()
 
 
-def completion_of(answer: JsonObject) -> Completion:
+def completion_of(answer: Answer) -> Completion:
     """Read a chat completion; reasoning under any of the two field names in use."""
-    choice = answer["choices"][0]
+    choice = answer.body["choices"][0]
     message = choice["message"]
-    usage = answer.get("usage") or {}
     return Completion(
         text=message.get("content") or "",
         calls=tuple(
@@ -115,8 +115,7 @@ def completion_of(answer: JsonObject) -> Completion:
         reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
         truncated=choice.get("finish_reason") == "length",
         error=(choice.get("tbrl") or {}).get("error") or "",
-        input_tokens=usage.get("prompt_tokens") or 0,
-        output_tokens=usage.get("completion_tokens") or 0,
+        usage=answer.usage,
     )
 
 

@@ -17,8 +17,9 @@ from tbrl.errors import ConfigError
 from tbrl.evaluation.metrics import TaskLabels
 from tbrl.records.jsonl import decode_line
 from tbrl.types import Episode, Failed, JsonObject, Scored, Turn
+from tbrl.usage import RoleUsage, Usage
 
-FORMAT = 1
+FORMAT = 2
 """Version of the `tbrl` part of a row."""
 
 MAX_ATTEMPTS = 1_000_000
@@ -36,7 +37,6 @@ def row_of(episode: Episode, attempt: int, labels: TaskLabels, policy: str) -> J
     outcome = episode.outcome
     if not isinstance(outcome, Scored):
         raise TypeError(f"{episode.task_ref} attempt {attempt} failed and has no results row")
-    tokens = tokens_of(episode)
     seconds = episode.seconds
     return {
         "uid": episode.task_ref,
@@ -49,13 +49,9 @@ def row_of(episode: Episode, attempt: int, labels: TaskLabels, policy: str) -> J
             "metadata": {},
         },
         "usage": [
-            {
-                "input_tokens": turn.start,
-                "output_tokens": turn.end - turn.start,
-                "total_tokens": turn.end,
-            }
+            usage_row(turn.usage)
             for turn in episode.turns
-            if turn.role == "assistant"
+            if turn.role == "assistant" and turn.usage is not None
         ],
         "metadata": {
             "scenario": episode.domain,
@@ -85,21 +81,21 @@ def row_of(episode: Episode, attempt: int, labels: TaskLabels, policy: str) -> J
             "agent_turns": episode.agent_turns,
             "malformed_turns": episode.malformed_turns,
             "tool_calls": sum(len(turn.tool_calls) for turn in episode.turns),
-            "tokens": tokens,
+            "tokens": episode.usage.to_json(),
             "seconds": dict(seconds),
         },
     }
 
 
-def tokens_of(episode: Episode) -> dict[str, dict[str, int]]:
-    """Tokens by model role. The agent's input is what it read in all its turns together."""
-    agent = [turn for turn in episode.turns if turn.role == "assistant"]
+def usage_row(used: Usage) -> JsonObject:
+    """One agent turn in the common form; null is not known."""
+    if used.unknown:
+        return {"input_tokens": None, "output_tokens": None, "total_tokens": None}
     return {
-        "agent": {
-            "input": sum(turn.start for turn in agent),
-            "cached": 0,
-            "output": sum(turn.end - turn.start for turn in agent),
-        }
+        "input_tokens": used.input,
+        "input_tokens_details": {"cached_tokens": None if used.cache_unknown else used.cached},
+        "output_tokens": used.output,
+        "total_tokens": used.input + used.output,
     }
 
 
@@ -126,9 +122,20 @@ def _text(role: str, content: str, tag: str) -> JsonObject:
     return {"T": "Text", "role": role, "content": content, "metadata": {"tag": tag}}
 
 
-def failure_of(task_ref: str, attempt: int, try_: int, failed: Failed) -> JsonObject:
-    """One line of the failures file."""
-    return {"uid": task_ref, "attempt": attempt, "try": try_, **asdict(failed)}
+def failure_of(
+    task_ref: str, attempt: int, try_: int, failed: Failed, used: RoleUsage
+) -> JsonObject:
+    """One line of the failures file. `length` is that of the conversation, `tokens` what all its
+    requests used."""
+    why = asdict(failed)
+    return {
+        "uid": task_ref,
+        "attempt": attempt,
+        "try": try_,
+        "length": why.pop("tokens"),
+        **why,
+        "tokens": used.to_json(),
+    }
 
 
 # ---------------------------------------------------------------- reading rows

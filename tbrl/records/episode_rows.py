@@ -23,10 +23,12 @@ from tbrl.types import (
     ToolCall,
     Turn,
 )
+from tbrl.usage import COUNTS, ROLES, RoleUsage, Usage
 
 _CHANGES = pa.list_(
     pa.struct([(n, pa.string()) for n in ("table", "key", "kind", "column", "before", "after")])
 )
+_USAGE = pa.struct([(name, pa.int64()) for name in COUNTS])
 _TURN = pa.struct(
     [
         ("role", pa.string()),
@@ -38,6 +40,7 @@ _TURN = pa.struct(
         ("start", pa.int32()),
         ("end", pa.int32()),
         ("seed", pa.int64()),
+        ("usage", _USAGE),
     ]
 )
 _OUTCOME = pa.struct(
@@ -75,6 +78,7 @@ SCHEMA = pa.schema(
         ("tries", pa.int32()),
         ("malformed_turns", pa.int32()),
         ("seconds", pa.map_(pa.string(), pa.float64())),
+        ("usage", pa.struct([(role, _USAGE) for role in ROLES])),
         ("digest", pa.string()),
     ]
 )
@@ -119,6 +123,7 @@ def episode_row(episode: Episode, fate: str) -> JsonObject:
         "tries": episode.tries,
         "malformed_turns": episode.malformed_turns,
         "seconds": list(episode.seconds.items()),
+        "usage": episode.usage.to_json(),
     }
     row["digest"] = content_digest(row)
     return row
@@ -136,6 +141,7 @@ def _turn_row(turn: Turn) -> JsonObject:
         "start": turn.start,
         "end": turn.end,
         "seed": turn.seed,
+        "usage": None if turn.usage is None else turn.usage.to_json(),
     }
 
 
@@ -166,12 +172,14 @@ def episode_of(row: JsonObject) -> Episode:
         malformed_turns=row["malformed_turns"],
         seconds=dict(row["seconds"]),
         segments=tuple(row["segments"]),
+        usage=RoleUsage.from_json(row["usage"]),
     )
 
 
 def _turn_of(row: JsonObject) -> Turn:
     calls = tuple(ToolCall(c["name"], json.loads(c["arguments"])) for c in row["tool_calls"])
-    return Turn(**{**row, "tool_calls": calls})
+    usage = Usage(**row["usage"]) if row["usage"] else None
+    return Turn(**{**row, "tool_calls": calls, "usage": usage})
 
 
 def _outcome_of(row: JsonObject) -> Scored | Failed:

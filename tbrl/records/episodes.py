@@ -92,6 +92,8 @@ def read_groups(path: Path) -> Iterator[StoredGroup]:
     episode whose content is not the one its digest was made of, and for a damaged file."""
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
+        if not file.schema_arrow.equals(SCHEMA):
+            raise InvariantError(f"{path} is damaged or of another version: its columns differ")
         for index in range(file.num_row_groups):
             yield _group_of(file.read_row_group(index), path)
     except (pa.ArrowException, OSError) as error:

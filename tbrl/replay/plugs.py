@@ -25,13 +25,14 @@ def final_text(episode: Episode) -> str:
 def regrade_with(grader: Grader) -> Regrade:
     """Grades the recorded terminal states and last texts. Call outside a running event loop."""
 
-    async def grade(episode: Episode) -> Outcome:
+    async def regrade(episode: Episode) -> Outcome:
         # The number of writing calls is not recorded; no grade depends on it.
         terminal = TerminalState(episode.state_hash, episode.effects, writes=0)
-        return await grader.grade(episode.task_ref, terminal, final_text(episode))
+        grade = await grader.grade(episode.task_ref, terminal, final_text(episode))
+        return grade.outcome
 
     async def grade_all(episodes: Sequence[Episode]) -> list[Outcome]:
-        return list(await asyncio.gather(*map(grade, episodes)))
+        return list(await asyncio.gather(*map(regrade, episodes)))
 
     return lambda episodes: asyncio.run(grade_all(episodes))
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from dataclasses import dataclass
 from typing import Protocol
 
 from tbrl.endpoint import ChatEndpoint
 from tbrl.errors import BackendFailure
+from tbrl.usage import NOTHING, Usage
 
 PROMPT_VERSION = "judge-1"
 _SYSTEM = (
@@ -35,10 +37,18 @@ _FORM = re.compile(
 _TOKEN = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+")
 
 
-class Judge(Protocol):
-    """Yes is good."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to one rubric."""
 
-    async def says_yes(self, rubric: str, message: str) -> bool:
+    yes: bool
+    """Yes is good."""
+    usage: Usage = NOTHING
+    """Nothing, unless a model was asked."""
+
+
+class Judge(Protocol):
+    async def verdict(self, rubric: str, message: str) -> Verdict:
         """Raises BackendFailure of kind `judge` (or `deadline`) when there is no answer."""
         ...
 
@@ -51,15 +61,16 @@ class LocalJudge:
         """Whether the rubric has one of the known forms."""
         return _FORM.fullmatch(rubric.strip()) is not None
 
-    async def says_yes(self, rubric: str, message: str) -> bool:
+    async def verdict(self, rubric: str, message: str) -> Verdict:
         match = _FORM.fullmatch(rubric.strip())
         if match is None:
-            raise BackendFailure("judge", "local judge", f"cannot read the rubric {rubric[:80]!r}")
+            detail = f"cannot read the rubric {rubric[:80]!r}"
+            raise BackendFailure("judge", "local judge", detail, NOTHING)
         words = _tokens(message)
         found = [_stands_in(_tokens(text), words) for text in match["texts"][1:-1].split('", "')]
         if match["verb"].lower() != "mention":
-            return not any(found)
-        return any(found) if (match["how"] or "all").lower() == "any" else all(found)
+            return Verdict(not any(found))
+        return Verdict(any(found) if (match["how"] or "all").lower() == "any" else all(found))
 
 
 class LlmJudge:
@@ -68,19 +79,20 @@ class LlmJudge:
     def __init__(self, endpoint: ChatEndpoint) -> None:
         self._endpoint = endpoint
 
-    async def says_yes(self, rubric: str, message: str) -> bool:
+    async def verdict(self, rubric: str, message: str) -> Verdict:
         asked = (
             f"<message>\n{_escaped(message)}\n</message>\n"
             f"<question>\n{_escaped(rubric)}\n</question>"
         )
-        answer = await self._endpoint.complete(
+        said = await self._endpoint.complete(
             [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}], seed=0
         )
-        words = re.findall(r"[a-z]+", answer.lower())
+        words = re.findall(r"[a-z]+", said.text.lower())
         verdicts = {word for word in (words[:1] + words[-1:]) if word in ("yes", "no")}
         if len(verdicts) != 1:
-            raise BackendFailure("judge", "llm judge", f"neither Yes nor No: {answer[:80]!r}")
-        return verdicts == {"yes"}
+            detail = f"neither Yes nor No: {said.text[:80]!r}"
+            raise BackendFailure("judge", "llm judge", detail, said.usage)
+        return Verdict(verdicts == {"yes"}, said.usage)
 
 
 def _tokens(text: str) -> list[str]:

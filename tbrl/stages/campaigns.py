@@ -15,6 +15,7 @@ from tbrl.observability.view import RunView
 from tbrl.rewards.golden import GoldenReplay
 from tbrl.stages.gate import parity_of
 from tbrl.types import Episode, Sampling, Task
+from tbrl.usage import unanswered
 
 
 def labels_of(tasks: list[Task]) -> dict[str, TaskLabels]:
@@ -79,6 +80,7 @@ async def run_on_engines(
         policy=f"{plan.policy} {plan.sampling} seed={plan.seed} parity={parity_of(cluster.config)}",
         concurrency=rollout.concurrency * cluster.config.topology.rollout_workers,
         max_tries=rollout.max_tries,
+        lost_run=unanswered(user=cluster.config.user.kind, judge=cluster.config.judge.kind),
     )
 
     async def run(task_ref: str, attempt: int, try_: int) -> Episode:

@@ -18,6 +18,7 @@ from tbrl.rewards.build import build_grader
 from tbrl.sandbox.build import build_sandbox
 from tbrl.stages.campaigns import labels_of, start_of, watched
 from tbrl.types import Sampling, Task
+from tbrl.usage import unanswered
 from tbrl.users.build import build_user
 
 
@@ -40,6 +41,7 @@ async def evaluate_chat(
         config=config.rollout,
         sampling=Sampling(e.endpoint.temperature),
         seeds_of=seeds_of,
+        unanswered=unanswered(e.policy, config.user.kind, config.judge.kind),
     )
     campaign = Campaign(
         path=run.evaluation / f"{name}.jsonl",

@@ -15,6 +15,7 @@ from tbrl.records.jsonl import JsonlWriter
 from tbrl.records.receipts import SlotReceipt, StepReceipt
 from tbrl.records.run_dir import RunDir
 from tbrl.types import GroupSummary, JsonObject
+from tbrl.usage import NO_TOKENS
 
 
 class StepRecorder:
@@ -118,11 +119,25 @@ def metrics_row(record: StepRecord, config: Config) -> JsonObject:
         "malformed_turns": sum(s.malformed_turns for s in summaries),
         "tokens": tokens,
         "action_tokens": sum(s.action_tokens for s in summaries),
+        **usage_metrics(summaries),
         "tokens_per_s": tokens / max(1e-9, record.seconds["rollout"]),
         "learning_rate": config.algorithm.learning_rate,
         "no_op": record.learner.no_op,
         **record.learner.metrics,
         "seconds": seconds,
+    }
+
+
+def usage_metrics(summaries: list[GroupSummary]) -> JsonObject:
+    """What the models of a step used, repeated runs included. The policy's share of prompt tokens
+    that came from the prefix cache is null where the engine did not say."""
+    used = sum((s.usage + s.wasted_usage for s in summaries), NO_TOKENS)
+    return {
+        "prompt_tokens": used.agent.input,
+        "cached_tokens": used.agent.cached,
+        "generated_tokens": used.agent.output,
+        "cache_hit_share": used.agent.cache_hit_share,
+        "usage": used.to_json(),
     }
 
 

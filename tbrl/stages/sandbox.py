@@ -54,7 +54,8 @@ async def _serve(config: Config, task: Task) -> None:
     await stopped.wait()
     terminal = await session.finish()
     await gateway.stop()
-    outcome = await build_grader([task], config.judge).grade(task.task_ref, terminal, "")
+    grade = await build_grader([task], config.judge).grade(task.task_ref, terminal, "")
+    outcome = grade.outcome
     if isinstance(outcome, Failed):
         console.print(f"not graded: {outcome.kind} in {outcome.where}: {outcome.detail}")
         return

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tbrl.config import EndpointConfig
 from tbrl.endpoint import ChatEndpoint
-from tbrl.types import JsonObject, PublicTask, Turn
+from tbrl.types import JsonObject, PublicTask, Turn, UserReply
 
 PROMPT_VERSION = "user-1"
 _SYSTEM = """\
@@ -38,16 +38,16 @@ class LlmUser:
     def __init__(self, config: EndpointConfig, endpoint: ChatEndpoint | None = None) -> None:
         self._endpoint = endpoint or ChatEndpoint(config, "user")
 
-    async def reply(self, task: PublicTask, visible: Sequence[Turn], seed: int) -> str:
+    async def reply(self, task: PublicTask, visible: Sequence[Turn], seed: int) -> UserReply:
         """Next user turn."""
-        answer = await self._endpoint.complete(
+        said = await self._endpoint.complete(
             [
                 {"role": "system", "content": _SYSTEM},
                 {"role": "user", "content": _shown(task, visible)},
             ],
             seed,
         )
-        return _cleaned(answer)
+        return UserReply(_cleaned(said.text), said.usage)
 
 
 def _shown(task: PublicTask, visible: Sequence[Turn]) -> str:

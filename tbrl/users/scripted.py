@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from tbrl.types import PublicTask, Turn
+from tbrl.types import PublicTask, Turn, UserReply
 
 DONE = "<DONE>"
 
@@ -25,9 +25,10 @@ DONE = "<DONE>"
 class ScriptedUser:
     """Implements interfaces.UserSimulator."""
 
-    async def reply(self, task: PublicTask, visible: Sequence[Turn], seed: int) -> str:
+    async def reply(self, task: PublicTask, visible: Sequence[Turn], seed: int) -> UserReply:
         """Next user turn. The seed has no influence: a script has one way to go."""
-        return reply_to(task.user_context, [t.text for t in visible if t.role == "assistant"])
+        said = [t.text for t in visible if t.role == "assistant"]
+        return UserReply(reply_to(task.user_context, said))
 
 
 def reply_to(context: Mapping[str, object], said: Sequence[str]) -> str:
