@@ -19,7 +19,7 @@ from tbrl.serving.proxy import Proxy
 from tbrl.serving.server import readers
 from tbrl.types import Sampling
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # starts vLLM twice
+pytestmark = pytest.mark.timeout(900)  # starts vLLM twice
 
 OPENINGS = (
     "I want to return rental 123. My PIN is 4321.",
