@@ -47,5 +47,9 @@ class EmbeddedSandbox(Leases[EmbeddedSession]):
             raise
         session = EmbeddedSession(uuid.uuid4().hex, backend, self._clock)
         self.add(session)
-        await session.start()
+        try:
+            await session.start()
+        except BaseException:  # whoever asked is gone: nobody else could close it
+            await session.close()
+            raise
         return session
