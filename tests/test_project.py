@@ -30,7 +30,7 @@ def test_the_lock_brings_no_cuda_and_nothing_that_breaks_the_cpu_engine():
 
 def test_every_dependency_of_the_package_is_pinned_in_the_lock():
     extras = PROJECT["optional-dependencies"]
-    wanted = names(PROJECT["dependencies"] + extras["cpu"] + extras["dev"])
+    wanted = names(PROJECT["dependencies"] + extras["cpu"] + extras["openenv"] + extras["dev"])
     assert wanted - set(PINNED) == set()
 
 
@@ -44,11 +44,11 @@ def test_every_import_is_declared_and_every_declared_package_is_imported():
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 imported.add(node.module.split(".")[0])
     third_party = imported - set(sys.stdlib_module_names) - {"tbrl", "mcp_types"}
-    package_of = {"hydra": "hydra-core", "yaml": "pyyaml"}
+    package_of = {"hydra": "hydra-core", "openenv": "openenv-core", "yaml": "pyyaml"}
     used = {package_of.get(name, name) for name in third_party}
     extras = PROJECT["optional-dependencies"]
     required = names(PROJECT["dependencies"])
-    optional = names(extras["gpu"] + extras["zero"] + extras["tracking"])
+    optional = names(extras["gpu"] + extras["zero"] + extras["openenv"] + extras["tracking"])
     assert used - required - optional == set()
     assert required - used == set()
 
