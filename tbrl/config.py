@@ -283,6 +283,20 @@ class ServeConfig:
 
 
 @dataclass
+class OpenEnvConfig:
+    """stage=openenv. `sandbox.max_sessions` and `sandbox.session_lease_s` bound sessions and their
+    idle time, `rollout` the turns, user and grading."""
+
+    host: str = "127.0.0.1"
+    port: int = 8002
+    """0 = a free one, printed at the start."""
+    api_key_env: str = ""
+    """Environment variable with the token that clients must send; needed off this machine."""
+    split: str = "candidate"
+    """`candidate` (may train) or `heldout` (for evaluation)."""
+
+
+@dataclass
 class WarmstartConfig:
     """How the tiny policies are rebuilt."""
 
@@ -338,5 +352,6 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    openenv: OpenEnvConfig = field(default_factory=OpenEnvConfig)
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

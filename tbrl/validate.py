@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 from pathlib import Path
 
 from tbrl.config import Config, EndpointConfig
@@ -29,6 +31,8 @@ def validate(config: Config) -> None:
     ):
         if used:
             _endpoint(key, endpoint)
+    if config.stage == "openenv":
+        _openenv(config)
     if config.stage in _NEEDS_MODEL:
         check_model(config.model.path)
     if config.stage in _NEEDS_ENGINE and not config.dry_run:
@@ -78,7 +82,10 @@ def _numbers(config: Config) -> None:
         "rollout.temperature": r.temperature,
         "rollout.episode_deadline_s": r.episode_deadline_s,
         "rollout.turn_deadline_s": r.turn_deadline_s,
+        "rollout.user_deadline_s": r.user_deadline_s,
+        "rollout.grade_deadline_s": r.grade_deadline_s,
         "sandbox.call_deadline_s": config.sandbox.call_deadline_s,
+        "sandbox.session_lease_s": config.sandbox.session_lease_s,
     }
     for key, value in positive.items():
         _require(value > 0, f"{key}={value:g}: must be above 0")
@@ -108,6 +115,7 @@ def _choices(config: Config) -> None:
         "user.kind": (config.user.kind, ("scripted", "llm")),
         "judge.kind": (config.judge.kind, ("local", "llm")),
         "evaluation.policy": (config.evaluation.policy, ("engine", "chat", "recorded")),
+        "openenv.split": (config.openenv.split, ("candidate", "heldout")),
     }
     for key, (value, known) in chosen.items():
         _require(value in known, f"{key}={value!r} is unknown; choose one of {', '.join(known)}")
@@ -174,6 +182,24 @@ def _devices(config: Config) -> None:
         here >= needed,
         f"topology={t.name} needs {needed} GPUs, this machine has {here}; join a cluster with "
         "topology.ray_address=auto, look at it with dry_run=true, or use topology=cpu2",
+    )
+
+
+def _openenv(config: Config) -> None:
+    o = config.openenv
+    _require(
+        importlib.util.find_spec("openenv") is not None,
+        "stage=openenv needs the package openenv-core; install it: pip install 'tbrl[openenv]'",
+    )
+    _require(0 <= o.port < 65536, f"openenv.port={o.port}: must be 0 to 65535; 0 takes a free one")
+    _require(
+        bool(o.api_key_env) or o.host in ("127.0.0.1", "localhost", "::1"),
+        f"openenv.host={o.host}: other machines reach it, so a token is needed; name the "
+        "environment variable that holds it, openenv.api_key_env=TBRL_OPENENV_TOKEN",
+    )
+    _require(
+        not o.api_key_env or bool(os.environ.get(o.api_key_env)),
+        f"openenv.api_key_env={o.api_key_env}: that environment variable is empty; export a token",
     )
 
 

@@ -22,6 +22,7 @@ STAGES: dict[str, str] = {
     "export": "write a checkpoint as a Hugging Face folder",
     "serve": "OpenAI-compatible server of an exported policy",
     "sandbox": "one embedded world over MCP streamable HTTP, for an agent of your own",
+    "openenv": "the tasks as an OpenEnv environment, for other trainers",
     "verify": "replay recorded outputs through the interpreter and the serving parsers",
     "replay": "recompute recorded steps and prove equality",
     "plan": "memory per device and phase; refuses what cannot fit",
