@@ -6,27 +6,45 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 VOCABULARY = 512
 
 
-def write_policy(folder: Path, seed: int) -> Path:
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+
+
+def _dense() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=True))
+
+
+def _mixture() -> PreTrainedModel:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**_SHAPE, **experts, norm_topk_prob=True, tie_word_embeddings=False)
+    )
+
+
+def write_policy(folder: Path, seed: int, experts: bool = False) -> Path:
     """A random policy with a byte tokenizer. Peaky: a stale weight shows in the logprobs."""
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=32,
-            tie_word_embeddings=True,
-            max_position_embeddings=512,
-        )
-    )
+    model = _mixture() if experts else _dense()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

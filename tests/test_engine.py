@@ -168,6 +168,13 @@ def test_during_an_update_no_version_can_be_asked_for(running: Running) -> None:
     assert running.engine.policy_version == 9
 
 
+def test_an_update_whose_sender_died_gives_way_to_the_next(running: Running) -> None:
+    load(running, running.first, 9)
+    running(running.engine.begin_update())
+    load(running, running.second, 10)
+    assert gap(running.second, running.generate()) < 1e-4
+
+
 class LoopControl:
     """EngineControl over one in-process engine."""
 

@@ -19,7 +19,14 @@ from ray.exceptions import RayActorError, RayTaskError
 from tbrl.actors.actor import actor, spawn
 from tbrl.config import AlgorithmConfig, CheckpointConfig, ModelConfig, TopologyConfig
 from tbrl.controller import LearnerReport
-from tbrl.engine.weights import SentWeights, ShmSender, VllmSender, WeightEcho, WeightSender
+from tbrl.engine.weights import (
+    SentWeights,
+    ShmSender,
+    VllmSender,
+    WeightEcho,
+    WeightSender,
+    info_of_engine,
+)
 from tbrl.errors import TbrlError
 from tbrl.types import EpisodeGroup, JsonObject, Sampling
 
@@ -51,15 +58,20 @@ class RayEngineControl:
     """engine.weights.EngineControl over actor handles; every call goes to all engines and has a
     deadline."""
 
-    def __init__(self, engines: list[ActorHandle]) -> None:
+    def __init__(self, engines: list[ActorHandle], tensor_parallel: int) -> None:
         self._engines = engines
+        self._tensor_parallel = tensor_parallel
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         calls = [getattr(engine, method).remote(*arguments) for engine in self._engines]
         return ray.get(calls, timeout=UPDATE_DEADLINE_S)
 
     def init_transfer(self, info: dict[str, Any]) -> None:
-        self._all("init_transfer", info)
+        calls = [
+            engine.init_transfer.remote(info_of_engine(info, index, self._tensor_parallel))
+            for index, engine in enumerate(self._engines)
+        ]
+        ray.get(calls, timeout=UPDATE_DEADLINE_S)
 
     def begin_update(self) -> None:
         self._all("begin_update")
@@ -126,7 +138,7 @@ class LearnerRank:
     def connect(self, engines: list[ActorHandle]) -> None:
         """(Re)build the weight sender for these engines."""
         s = self._settings
-        control = RayEngineControl(engines)
+        control = RayEngineControl(engines, s.topology.tensor_parallel)
         if s.topology.weight_transfer == "shm":
             self._sender = ShmSender(control, self._rank, s.run_id)
         else:

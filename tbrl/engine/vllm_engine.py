@@ -17,6 +17,10 @@ from tbrl.errors import BackendFailure, InvariantError
 from tbrl.types import Generation, Sampling
 from tbrl.usage import Usage
 
+GPU_BATCHED_TOKENS = 16384
+"""Tokens of one engine step on GPU. Whole prompts of 100,000 tokens would need activations that
+leave little room for the KV cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightEcho:
@@ -34,6 +38,7 @@ class VllmEngine:
     def __init__(self, llm: Any, policy_version: int) -> None:
         self._llm = llm
         self._requests = itertools.count()
+        self._updating = False
         self.dead = False
         self.policy_version = policy_version
 
@@ -53,19 +58,25 @@ class VllmEngine:
             {
                 "gpu_memory_utilization": engine.gpu_memory_utilization,
                 "enable_sleep_mode": topology.colocated,
+                # Inside a placement group vLLM would ask Ray for GPUs of its own, on any node.
+                "distributed_executor_backend": "mp" if topology.tensor_parallel > 1 else "uni",
+                "enable_chunked_prefill": True,
+                "max_num_batched_tokens": GPU_BATCHED_TOKENS,
             }
             if on_gpu
-            else {"kv_cache_memory_bytes": engine.kv_cache_mib << 20}
+            else {
+                "kv_cache_memory_bytes": engine.kv_cache_mib << 20,
+                # A seeded request whose prefill is cut kills the engine on CPU, and cutting would
+                # make tokens depend on the batch: prefill whole prompts.
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(8192, engine.max_model_len),
+            }
         )
         args = AsyncEngineArgs(
             model=model_path,
             dtype=dtype,
             max_model_len=engine.max_model_len,
             max_num_seqs=engine.max_num_seqs,
-            # A seeded request whose prefill is cut kills the engine on CPU, and cutting would
-            # make tokens depend on the batch: prefill whole prompts.
-            enable_chunked_prefill=False,
-            max_num_batched_tokens=max(8192, engine.max_model_len),
             block_size=engine.block_size,
             enforce_eager=engine.enforce_eager,
             tensor_parallel_size=topology.tensor_parallel,
@@ -146,8 +157,13 @@ class VllmEngine:
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
 
     async def begin_update(self) -> None:
-        """Nothing may be sampling. The policy version is unknown until `end_update`."""
+        """Nothing may be sampling. The policy version is unknown until `end_update`. An update
+        whose sender died is closed first: this one replaces all that it left."""
         self.policy_version = -1
+        if self._updating:
+            await self._llm.finish_weight_update()
+            await self._llm.collective_rpc("end_digest")
+        self._updating = True
         await self._llm.collective_rpc("begin_digest")
         await self._llm.start_weight_update()
 
@@ -160,6 +176,7 @@ class VllmEngine:
     async def end_update(self, version: int) -> WeightEcho:
         """Finish, drop every cached prefix, and echo what is loaded now."""
         await self._llm.finish_weight_update(weight_version=str(version))
+        self._updating = False
         return await self._echo(version)
 
     async def _echo(self, version: int) -> WeightEcho:

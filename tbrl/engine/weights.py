@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +28,9 @@ NamedWeights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 class EngineControl(Protocol):
     """Control plane of all engines at once; every call has a deadline."""
 
-    def init_transfer(self, info: dict[str, Any]) -> None: ...
+    def init_transfer(self, info: dict[str, Any]) -> None:
+        """Each engine gets its own share of `info` (`info_of_engine`)."""
+
     def begin_update(self) -> None: ...
     def receive_update(self, info: Any) -> None: ...
     def end_update(self, version: int) -> list[WeightEcho]: ...
@@ -87,6 +90,14 @@ class ShmSender:
             self._path(turn).unlink(missing_ok=True)
 
 
+def info_of_engine(info: dict[str, Any], index: int, tensor_parallel: int) -> dict[str, Any]:
+    """vLLM's init info for one of several engines: each joins the NCCL group with ranks of its
+    own, behind those of the engines before it."""
+    if "rank_offset" not in info:
+        return info
+    return {**info, "rank_offset": info["rank_offset"] + index * tensor_parallel}
+
+
 class VllmSender:
     """`ipc` or `nccl`: vLLM's trainer-side transfer engine drives the round trip. GPU only."""
 
@@ -99,24 +110,31 @@ class VllmSender:
         address: str,
         port: int,
     ) -> None:
+        self._control = control
+        self._rank = rank
+        self._backend = backend
+        self._rendezvous = (address, port, world_size)
+        self._engine: Any = None
+        self._metadata: list[Any] = []
+
+    def _info(self) -> Any:
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        self._control = control
-        self._rank = rank
-        self._info: Any
-        if backend == "ipc":
-            self._info = IPCTrainerInitInfo(rank=rank, packed=True)
-        else:
-            self._info = NCCLTrainerInitInfo(
-                rank=rank,
-                master_address=address,
-                master_port=port,
-                world_size=world_size,
-                packed=True,
+        if self._backend == "ipc":
+            # Each tensor must fit whole; the output head of an 8B policy alone passes vLLM's 1 GiB.
+            largest = max(prod(meta.shape) * meta.dtype.itemsize for meta in self._metadata)
+            return IPCTrainerInitInfo(
+                rank=self._rank, packed=True, packed_buffer_size_bytes=max(largest, 1 << 30)
             )
-        self._engine: Any = None
-        self._metadata: list[Any] = []
+        address, port, world_size = self._rendezvous
+        return NCCLTrainerInitInfo(
+            rank=self._rank,
+            master_address=address,
+            master_port=port,
+            world_size=world_size,
+            packed=True,
+        )
 
     def _source(self, weights: NamedWeights) -> Any:
         """vLLM's WeightSource over our iterator, digesting what passes. Names, dtypes and shapes
@@ -147,7 +165,7 @@ class VllmSender:
             from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
             self._engine = WeightTransferTrainerFactory.trainer_init(
-                self._info, client=_ControlClient(self._control), source=source
+                self._info(), client=_ControlClient(self._control), source=source
             )
         self._engine.source = source
         self._engine.send_weights()

@@ -17,6 +17,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
@@ -66,14 +67,18 @@ if "shm" not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine("shm", ShmWeightTransfer)
 
 
-def repack_tied_head(model: torch.nn.Module) -> None:
-    """vLLM on CPU packs each linear's GEMM at load; a reload rebuilds all of them but that of a
-    tied output head, whose logits would then silently use the old embedding."""
+def repack(model: torch.nn.Module) -> None:
+    """vLLM on CPU packs weights for its GEMMs at load, and a reload forgets two kinds: a tied
+    output head, whose logits would silently use the old embedding, and experts, which would be
+    left unpacked for a kernel that reads packed ones."""
     if not current_platform.is_cpu():
         return
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
+        elif isinstance(module, RoutedExperts):
+            method: Any = module.quant_method
+            method.moe_kernel.fused_experts.process_weights_after_loading(module)
 
 
 class WorkerExtension:
@@ -85,7 +90,8 @@ class WorkerExtension:
     def begin_digest(self) -> None:
         """Tap the weights that the next update loads, whatever backend delivers them."""
         self._digest = digest = WeightDigest()
-        model = self.model_runner.model
+        # Not `model_runner.model`: with CUDA graphs that is a wrapper, which loads nothing.
+        model = self.model_runner.get_model()
         load = type(model).load_weights
 
         def tapped(weights: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +101,7 @@ class WorkerExtension:
 
     def end_digest(self) -> str:
         """Untap, rebuild what the reload missed, return the digest of what was received."""
-        model = self.model_runner.model
+        model = self.model_runner.get_model()
         model.__dict__.pop("load_weights", None)
-        repack_tied_head(model)
+        repack(model)
         return self._digest.hexdigest()

@@ -104,7 +104,8 @@ class Engines:
         self._cluster = Cluster(config, tasks)
         runner.run(self._cluster.__aenter__())
         stack.callback(lambda: runner.run(self._cluster.__aexit__(None, None, None)))
-        control = RayEngineControl(self._cluster.fleet.actors)
+        topology = config.topology
+        control = RayEngineControl(self._cluster.fleet.actors, topology.tensor_parallel)
         self._sender = ShmSender(control, 0, f"replay-{Path(config.runs_dir).name}-{config.run}")
         stack.callback(self._sender.close)
         self._version = 0
