@@ -145,7 +145,7 @@ async def measure(arguments: argparse.Namespace) -> None:
         seconds["rollouts"].append(await bench.timed(bench.rollouts))
         seconds["raw (a)"].append(await bench.timed(lambda: bench.dependent(streams)))
         seconds["raw (b)"].append(await bench.timed(lambda: bench.independent(streams)))
-    bench.engine.shutdown()
+    await bench.engine.shutdown()
     if arguments.ray:
         seconds["through Ray actors"] = await through_actors(bench, arguments)
     report(seconds, generated, processed, episodes)

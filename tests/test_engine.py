@@ -53,7 +53,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     )
     loop.run_until_complete(engine.init_weight_transfer({}))
     yield Running(loop, engine, first, second)
-    engine.shutdown()
+    loop.run_until_complete(engine.shutdown())
     loop.close()
 
 

@@ -106,7 +106,7 @@ async def in_process(config, folder, renderer, interpreter, policy, tools):  # t
             observations = answers(reading.error, [c.name for c in reading.calls])
             ids = [*ids, *sampled.ids, *renderer.delta(observations, sampled.ids, tools)]
         conversations.append(turns)
-    engine.shutdown()
+    await engine.shutdown()
     return conversations
 
 

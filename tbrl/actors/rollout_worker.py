@@ -180,7 +180,7 @@ class RolloutWorker:
         return self._engine.policy_version
 
     async def stop(self) -> None:
-        self._engine.shutdown()
+        await self._engine.shutdown()
 
 
 def sampling_of(rollout: RolloutConfig) -> Sampling:

@@ -209,7 +209,8 @@ class VllmEngine:
         `kv_cache` when it has left."""
         await self._llm.wake_up(tags=[part])
 
-    def shutdown(self) -> None:
-        """End the engine core's process."""
+    async def shutdown(self) -> None:
+        """End the engine core's process. On the loop that started it: called from outside, vLLM
+        leaves its sockets to a loop that runs no more, and whoever frees them waits forever."""
         self._llm.shutdown()
         self._llm = None
