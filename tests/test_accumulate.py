@@ -1,5 +1,6 @@
 """One step's gradient does not depend on order, micro-batching or the way groups arrive."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -12,15 +13,17 @@ from learner_toys import ToyPolicy, groups, parameters, tiny_policy
 from tbrl.config import AlgorithmConfig, ModelConfig
 from tbrl.errors import InvariantError
 from tbrl.learner.advantages import episode_advantages
-from tbrl.learner.learner import GrpoLearner
+from tbrl.learner.fsdp2 import EngineSettings
+from tbrl.learner.learner import GrpoLearner, engine_settings
+from tbrl.learner.loss import LossSettings
 from tbrl.learner.packing import Sequence1D, pack_sequences
-from tbrl.types import Sampling
+from tbrl.types import Sampling, Scored
 
 
-def learner(policy=None, **keys):
+def learner(policy=None, sampling=Sampling(), **keys):
     keys = {"learning_rate": 1e-3, "max_grad_norm": 0.0, **keys}
     return GrpoLearner(
-        AlgorithmConfig(**keys), ModelConfig(), Sampling(), policy=policy or ToyPolicy()
+        AlgorithmConfig(**keys), ModelConfig(), sampling, policy=policy or ToyPolicy()
     )
 
 
@@ -34,7 +37,9 @@ def gradient(policy, data, order=None, **keys):
     return {n: m / 0.1 for n, m in subject.engine.state()["exp_avg"].items()}, stats
 
 
-def one_batch_gradient(policy, data, aggregation="token-mean", constant=7, cap=2.0):
+def one_batch_gradient(
+    policy, data, aggregation="token-mean", constant=7, cap=2.0, sampling=Sampling()
+):
     """Written from the formulas: every episode alone, one loss, one division, one backward."""
     numerator, tokens, rollouts = 0.0, 0, 0
     for group in data:
@@ -49,7 +54,7 @@ def one_batch_gradient(policy, data, aggregation="token-mean", constant=7, cap=2
                 episode.behaviour_logprobs, advantage, 1.0,
             )  # fmt: skip
             batch = pack_sequences([item], 10_000, share_prompt=False)[0]
-            logprobs = policy(batch, (Sampling(),))[0].logprobs
+            logprobs = policy(batch, (sampling,))[0].logprobs
             behaviour = torch.from_numpy(episode.behaviour_logprobs[episode.action_mask])
             weight = (logprobs.detach() - behaviour).exp().clamp(max=cap)
             per_token = -advantage * weight * (logprobs - logprobs.detach()).exp()
@@ -87,7 +92,34 @@ def test_streamed_gradient_equals_the_one_batch_gradient_in_float64(aggregation)
 def test_streamed_gradient_equals_the_one_batch_gradient_of_a_hugging_face_model():
     expected, _ = one_batch_gradient(tiny_policy(), DATA)
     for micro in (20, 4096):
-        assert_close(gradient(tiny_policy(), DATA, micro_batch_tokens=micro)[0], expected, 1e-6)
+        found, _ = gradient(tiny_policy(), DATA, micro_batch_tokens=micro)
+        assert_close(found, expected, 1e-6)
+        for name, grad in expected.items():  # float32: the largest entry is 0.04
+            torch.testing.assert_close(found[name], grad, rtol=0, atol=1e-7)
+
+
+def test_the_gradient_is_taken_on_the_samplers_support_and_edge_tokens_are_counted():
+    """Behaviour logprobs on that support: learner and sampler then agree to the last digit."""
+    sampling = Sampling(temperature=0.7, top_k=9, top_p=0.9)
+    data, edge = [], 0
+    for group in DATA:
+        members = []
+        for episode in group.episodes:
+            arrays = (episode.response_ids, episode.action_mask, episode.behaviour_logprobs)
+            item = Sequence1D(episode.prompt_ids, *arrays, 1.0, 1.0)
+            batch = pack_sequences([item], 10_000, share_prompt=False)[0]
+            scores = ToyPolicy()(batch, (sampling,))[0]
+            logprobs = np.zeros(len(episode.response_ids))
+            logprobs[episode.action_mask] = scores.logprobs.detach()
+            members.append(replace(episode, behaviour_logprobs=logprobs))
+            edge += int(scores.edge.sum()) if isinstance(episode.outcome, Scored) else 0
+        data.append(replace(group, episodes=tuple(members)))
+    expected, _ = one_batch_gradient(ToyPolicy(), data, sampling=sampling)
+    found, stats = gradient(ToyPolicy(), data, sampling=sampling)
+    # The batch carries behaviour logprobs as float32.
+    assert_close(found, expected, 1e-6)
+    assert stats.mismatch_kl < 1e-12 and stats.max_ratio == pytest.approx(1.0, abs=1e-5)
+    assert stats.edge_tokens == edge > 0
 
 
 @given(st.permutations(range(4)), st.integers(1, 80))
@@ -98,10 +130,10 @@ def test_any_arrival_and_micro_batching_give_the_same_gradient(order, micro):
     assert_close(found, expected, 1e-12)
 
 
-def test_slot_order_is_bitwise_independent_of_arrival():
+@pytest.mark.parametrize("slots", [(0, 1, 2), (1, 2, 3)], ids=["all", "first-missing"])
+def test_slot_order_is_bitwise_independent_of_arrival(slots):
     results = [
-        gradient(tiny_policy(), DATA[:3], order, accumulation="slot")
-        for order in permutations(range(3))
+        gradient(tiny_policy(), DATA, order, accumulation="slot") for order in permutations(slots)
     ]
     for found, stats in results[1:]:
         assert all(torch.equal(found[n], results[0][0][n]) for n in found)
@@ -138,6 +170,25 @@ def test_disagreeing_token_counts_stop_the_step_before_it_changes_anything():
     subject.add_group(DATA[0], 0)
     tokens = sum(e.action_tokens for e in DATA[0].episodes if e.key.rollout != 2)
     assert subject.finish(action_tokens=tokens).action_tokens == tokens
+
+
+def test_with_one_update_the_clip_is_inert_however_far_the_sampler_is():
+    free, _ = gradient(ToyPolicy(), DATA, clip_low=0.9, clip_high=9.0)
+    tight, stats = gradient(ToyPolicy(), DATA, clip_low=1e-6, clip_high=1e-6)
+    assert stats.max_ratio > 1.1 and stats.clip_share == 0
+    assert all(torch.equal(tight[n], free[n]) for n in free)
+
+
+def test_each_key_of_the_objective_reaches_the_engine():
+    algorithm = AlgorithmConfig(
+        clip_low=0.11, clip_high=0.28, importance_cap=1.5, kl_coefficient=0.03,
+        adam_betas=(0.8, 0.95), adam_eps=1e-7, weight_decay=0.02, max_grad_norm=0.4,
+    )  # fmt: skip
+    model, sampling = ModelConfig(learner_dtype="bfloat16"), Sampling(0.7, 5, 0.9)
+    assert engine_settings(algorithm, model, sampling, False) == EngineSettings(
+        sampling, LossSettings(0.11, 0.28, 1.5, 0.03), (0.8, 0.95), 1e-7, 0.02, 0.4, "bfloat16",
+        False,
+    )  # fmt: skip
 
 
 def test_later_updates_measure_the_ratio_against_the_policy_before_the_first():
@@ -180,8 +231,6 @@ def test_later_updates_measure_the_ratio_against_the_policy_before_the_first():
 
 
 def test_empty_rollouts_add_nothing_to_any_divisor():
-    from dataclasses import replace
-
     from tbrl.learner.accumulate import Aggregation, PackingSettings, prepare_group
 
     group = groups(1, rewards=(1, 0))[0]

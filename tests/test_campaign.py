@@ -102,6 +102,11 @@ def test_dropping_any_attempt_cannot_raise_a_number(results, dropped):
         coverage_of(list(LABELS), 4, outcome).require("results")
 
 
+def test_a_repair_runs_what_is_missing_and_what_failed():
+    found = coverage_of(["a"], 3, {("a", 0): True, ("a", 1): None})
+    assert found.to_run == (("a", 2), ("a", 1)) and not found.exact
+
+
 async def test_an_unforeseen_error_stops_at_once_and_keeps_what_finished(tmp_path):
     job = campaign(tmp_path, concurrency=1)
     run = FakeRun({("d/refund/0", 3): ValueError("bug")})

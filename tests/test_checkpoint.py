@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def test_the_newest_complete_checkpoint_is_found_and_damaged_ones_are_skipped(tm
     newest.write_bytes(body)
     assert broken_file(tmp_path / "step-3") == newest.name
     (tmp_path / "step-2" / MANIFEST).unlink()
-    (tmp_path / "step-9.tmp").mkdir()
+    shutil.copytree(tmp_path / "step-0", tmp_path / "step-9.tmp")  # not renamed: not there
     assert latest_complete(tmp_path).name == "step-1"
     (tmp_path / "step-1" / ".metadata").unlink()
     assert latest_complete(tmp_path).name == "step-0"

@@ -241,14 +241,20 @@ def test_a_crash_inside_a_group_ends_the_step_and_leaves_nothing_running() -> No
         alternate=False,
         on_step=ignore,
     )
-    with pytest.raises(RuntimeError, match="worker bug"):
-        asyncio.run(controller.run(0, 1))
-    assert rollouts.running == 0
+
+    async def crash() -> int:
+        with pytest.raises(RuntimeError, match="worker bug"):
+            await controller.run(0, 1)
+        return rollouts.running
+
+    assert asyncio.run(crash()) == 0
 
 
 def test_a_lost_learner_ends_the_step_while_groups_are_still_decoding() -> None:
     class Lost(FakeLearner):
         async def add_group(self, slot: int, group: Any) -> None:
+            for _ in range(200):  # until no arrival is left that would end the wait
+                await asyncio.sleep(0)
             raise RuntimeError("the learner died")
 
     class Endless(FakeRollouts):
@@ -275,9 +281,13 @@ def test_a_lost_learner_ends_the_step_while_groups_are_still_decoding() -> None:
         alternate=False,
         on_step=ignore,
     )
-    with pytest.raises(RuntimeError, match="the learner died"):
-        asyncio.run(asyncio.wait_for(controller.run(0, 1), 20))
-    assert rollouts.running == 0
+
+    async def crash() -> int:
+        with pytest.raises(RuntimeError, match="the learner died"):
+            await asyncio.wait_for(controller.run(0, 1), 5)
+        return rollouts.running
+
+    assert asyncio.run(crash()) == 0
 
 
 def test_a_requested_stop_finishes_the_step_and_writes_a_checkpoint() -> None:

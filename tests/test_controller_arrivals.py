@@ -114,6 +114,10 @@ def train(order_seed, latest, speculation, alternate=False, failures=()):
     assert trained == sorted(
         (a.step, a.slot, a.attempt, a.task_ref) for r in records for a in r.committed
     )
+    for record in records:
+        answered = [summary for summary, _ in record.arrived.values()]
+        assert record.ledger.received_tokens == sum(s.total_tokens for s in answered)
+        assert record.ledger.dispatched_groups == len(answered) + record.ledger.unreported_groups
     return trained, [r.ledger for r in records]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -240,6 +241,14 @@ def test_endless_thinking_is_capped() -> None:
     assert len(engine.prompts) == 5
 
 
+def test_an_episode_never_grows_beyond_its_tokens() -> None:
+    prompt = len(play([ids_of("<DONE>")])[0].prompt_ids)
+    long = ids_of("number " * 40)
+    episode, _, _ = play([long], max_episode_tokens=prompt + 20)
+    assert episode.finish_reason == "length"
+    assert episode.response_ids.tolist() == list(long[:20])
+
+
 def test_an_observation_that_does_not_fit_ends_the_episode_uncut() -> None:
     world = ScriptedWorld(result=ToolResult("number " * 400))
     episode, _, _ = play([ids_of(CALL)], world, max_episode_tokens=600)
@@ -259,16 +268,28 @@ def test_an_infrastructure_failure_has_no_reward_and_frees_the_session(place: st
     assert world.closed == (place != "open")
 
 
-@pytest.mark.parametrize("place", ["open", "call", "finish", "reply", "grade", "engine"])
-def test_whatever_never_answers_meets_a_deadline(place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "deadline"),
+    [
+        ("open", "turn"),
+        ("call", "turn"),
+        ("finish", "turn"),
+        ("engine", "turn"),
+        ("reply", "user"),
+        ("grade", "grade"),
+    ],
+)
+def test_whatever_never_answers_meets_its_own_deadline(place: str, deadline: str) -> None:
     """Real waits of 10 ms: what hangs is an event that nobody sets."""
     world = ScriptedWorld(hang_in=place)
     script = [ids_of(CALL), ids_of("what number?"), ids_of("<DONE>")]
     engine = ScriptedEngine(script, hang=place == "engine")
-    short = {f"{name}_deadline_s": 0.01 for name in ("turn", "user", "grade")}
-    episode, _, _ = play(script, world, engine=engine, **short)
+    longer = {f"{name}_deadline_s": 5.0 for name in ("turn", "user", "grade", "episode")}
+    started = time.perf_counter()
+    episode, _, _ = play(script, world, engine=engine, **{**longer, f"{deadline}_deadline_s": 0.01})
     assert isinstance(episode.outcome, Failed)
-    assert episode.outcome.kind == "deadline"
+    assert episode.outcome.kind == "deadline" and episode.outcome.where != "episode"
+    assert time.perf_counter() - started < 4.0
 
 
 def test_the_episodes_own_deadline_covers_everything() -> None:
@@ -355,6 +376,32 @@ def test_each_turn_has_its_own_seed() -> None:
     episode, engine, _ = play([ids_of(CALL), ids_of(CALL), ids_of("<DONE>")])
     assert len(set(engine.seeds)) == 3
     assert [t.seed for t in episode.turns if t.role == "assistant"] == engine.seeds
+
+
+def test_agent_and_user_of_every_rollout_and_salt_draw_numbers_of_their_own() -> None:
+    keys = [
+        EpisodeKey(step, slot, attempt, rollout)
+        for step in range(2)
+        for slot in range(3)
+        for attempt in range(3)
+        for rollout in range(4)
+    ]
+    drawn = [
+        draw(turn)
+        for key in keys
+        for salt in range(3)
+        for draw in (training_seeds(5, key, salt).turn, training_seeds(5, key, salt).user)
+        for turn in range(3)
+    ]
+    drawn += [
+        draw(turn)
+        for purpose in ("probe", "evaluate")
+        for attempt in range(3)
+        for salt in range(3)
+        for draw in [attempt_seeds(purpose, 5, "t/1", attempt, salt).turn]
+        for turn in range(3)
+    ]
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_probes_and_evaluations_of_one_attempt_draw_different_numbers() -> None:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from tbrl.config import AlgorithmConfig, ModelConfig
 from tbrl.errors import InvariantError
+from tbrl.learner.accumulate import PackingSettings, prepare_group
 from tbrl.learner.distributed import Ranks, join_ranks, leave_ranks
 from tbrl.learner.fsdp2 import EngineSettings, Fsdp2Learner
 from tbrl.learner.learner import GrpoLearner
@@ -131,6 +132,20 @@ def test_kl_term_pulls_towards_the_reference():
     assert step(subject).reference_kl == 0
 
 
+def test_the_kl_term_is_taken_on_the_full_vocabulary_at_the_samplers_temperature():
+    sampling, full = Sampling(temperature=0.7, top_k=4, top_p=0.8), Sampling(temperature=0.7)
+    settings = EngineSettings(sampling=sampling, loss=LossSettings(kl_coefficient=0.1))
+    subject = learner()
+    subject.engine = Fsdp2Learner(ToyPolicy(), Ranks(), settings, ToyPolicy(seed=5))
+    total = tokens = 0.0
+    for group in DATA:
+        for batch in prepare_group(group, PackingSettings()).batches:
+            new, reference = (ToyPolicy(seed)(batch, (full,))[0].logprobs for seed in (0, 5))
+            gap = (reference - new).detach()
+            total, tokens = total + float((gap.exp() - gap - 1).sum()), tokens + len(gap)
+    assert step(subject).reference_kl == pytest.approx(total / tokens, rel=1e-12)
+
+
 @pytest.mark.parametrize("data", [FLAT, []])
 def test_a_step_without_signal_is_a_bitwise_no_op_after_momentum_is_filled(data):
     policy = ToyPolicy()
@@ -203,6 +218,21 @@ def test_a_group_of_one_rank_computes_in_bfloat16_and_keeps_float32():
         step(same)
         for name, grad in moments(same).items():
             torch.testing.assert_close(grad, right[name], rtol=0, atol=1e-6 * scale)
+    finally:
+        leave_ranks(ranks)
+
+
+def test_gradients_computed_in_bfloat16_add_up_in_float32():
+    """64 equal groups have the gradient of one; in bfloat16 the sum would lose a percent."""
+    ranks = join_ranks(0, 1, dist.HashStore(), always_group=True)
+    try:
+        one, many = (learner(ranks, tiny_policy(), dtype="bfloat16") for _ in range(2))
+        step(one, DATA[:1])
+        step(many, DATA[:1] * 64)
+        right = moments(one)
+        scale = max(float(g.abs().max()) for g in right.values())
+        for name, grad in moments(many).items():
+            torch.testing.assert_close(grad, right[name], rtol=0, atol=1e-5 * scale)
     finally:
         leave_ranks(ranks)
 

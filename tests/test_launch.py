@@ -47,6 +47,7 @@ def launch(capsys: pytest.CaptureFixture[str], policy: Path):
         ("algorithm.unknown=1", "algorithm.unknown"),
         ("algorithm.steps=many", "algorithm.steps"),
         ("algorithm.aggregation=mean", "algorithm.aggregation='mean' is unknown"),
+        ("rollout.temperature=0", "rollout.temperature=0: must be above 0"),
         ("rollout.top_p=0", "rollout.top_p=0: must be above 0"),
         ("rollout.max_episode_tokens=5000", "does not fit engine.max_model_len=1024"),
         ("topology=nowhere", "topology/nowhere"),
@@ -83,9 +84,15 @@ def test_a_model_without_weights_is_refused(launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_dry_run_of_every_stage_prints_configuration_and_plan(launch, stage: str) -> None:
-    code, out, err = launch(f"stage={stage}", "dry_run=true")
+def test_the_dry_run_of_every_stage_prints_configuration_and_plan(
+    launch, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED_API_KEY", "planted-credential-4711")
+    code, out, err = launch(
+        f"stage={stage}", "dry_run=true", "user.endpoint.api_key_env=PLANTED_API_KEY"
+    )
     assert (code, err) == (0, "")
+    assert "api_key_env: PLANTED_API_KEY" in out and "planted-credential" not in out
     assert f"stage: {stage}" in out
     assert "18 groups x 8 rollouts" in out
 

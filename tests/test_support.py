@@ -6,8 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learner_toys import ToyPolicy
 
+from tbrl.config import AlgorithmConfig, ModelConfig
 from tbrl.errors import ConfigError
+from tbrl.learner.learner import GrpoLearner
 from tbrl.learner.support import check_trainable, find_candidates, restrict_
 from tbrl.types import Sampling
 
@@ -104,3 +107,5 @@ def test_distribution_equals_the_engines_processed_logprobs(top_k, top_p, temper
 def test_sampling_without_a_distribution_is_refused(sampling):
     with pytest.raises(ConfigError):
         check_trainable(sampling)
+    with pytest.raises(ConfigError):
+        GrpoLearner(AlgorithmConfig(), ModelConfig(), sampling, policy=ToyPolicy())

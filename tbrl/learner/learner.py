@@ -97,7 +97,7 @@ class GrpoLearner:
         self.engine = Fsdp2Learner(
             policy or self._load(model),
             ranks,
-            _engine_settings(algorithm, model, sampling, own_pace),
+            engine_settings(algorithm, model, sampling, own_pace),
             self._load(model) if algorithm.kl_coefficient > 0 else None,
         )
         placed = self.engine.model
@@ -271,9 +271,10 @@ class GrpoLearner:
         return manifest.extra["caller"]
 
 
-def _engine_settings(
+def engine_settings(
     a: AlgorithmConfig, model: ModelConfig, sampling: Sampling, own_pace: bool
 ) -> EngineSettings:
+    """What the configuration means for the engine. Raises ConfigError for an unknown dtype."""
     if model.learner_dtype not in _PACKING_TOLERANCE:
         raise ConfigError(
             f"model.learner_dtype={model.learner_dtype}: use one of {sorted(_PACKING_TOLERANCE)}"
