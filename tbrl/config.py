@@ -52,6 +52,9 @@ class TopologyConfig:
     """Engines and learner on the same devices: phases alternate (sleep / offload)."""
     threads_per_engine: int = 1
     threads_per_learner: int = 1
+    learner_deadline_s: float = 1800.0
+    """For one call of all learner ranks (load the policy, a step's backward passes, a checkpoint),
+    and for a collective among them."""
     sandbox_pools: int = 1
     weight_transfer: str = "shm"
     """`shm` (CPU), `ipc` (same GPU) or `nccl`."""
@@ -59,6 +62,11 @@ class TopologyConfig:
     """Empty starts a private local cluster; `auto` or host:port joins one."""
     dashboard: bool = False
     """Start the Ray dashboard (loopback)."""
+
+    @property
+    def shares_devices(self) -> bool:
+        """Engines and learner take turns on the same GPUs."""
+        return self.colocated and self.device == "cuda"
 
 
 @dataclass

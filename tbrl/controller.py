@@ -304,19 +304,27 @@ class Controller:
         return await self._learner.finish(tokens)
 
     async def _synchronise(self, report: LearnerReport) -> JsonObject:
-        """Hand the new weights to the engines; they echo what they hold. Where devices are
-        shared, engines wake their weights to receive them, the learner leaves the device, and
-        only then is there room for the KV cache."""
-        if self._alternate:
-            await self._rollouts.wake("weights")
-        sync: JsonObject = {}
         if not report.no_op:
             self.policy_version += 1
-            sync = await self._learner.send_weights(self.policy_version)
-        if self._alternate:
-            await self._learner.offload()
-            await self._rollouts.wake("kv_cache")
-        return sync
+        version = None if report.no_op else self.policy_version
+        return await hand_over(self._rollouts, self._learner, version, self._alternate)
+
+
+async def hand_over(
+    rollouts: Rollouts, learner: Learner, version: int | None, alternate: bool
+) -> JsonObject:
+    """The engines' turn, with the learner's weights as `version` (None: with those they have).
+
+    They echo what they hold. Where devices are shared, engines wake their weights to receive the
+    new ones, the learner leaves the device, and only then is there room for the KV cache.
+    """
+    if alternate:
+        await rollouts.wake("weights")
+    sync = {} if version is None else await learner.send_weights(version)
+    if alternate:
+        await learner.offload()
+        await rollouts.wake("kv_cache")
+    return sync
 
 
 def _first_by_slot(arrival: tuple[Assignment, object]) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from tbrl.actors.actor import spawn
 from tbrl.actors.rollout_worker import EngineLost, RolloutSettings, RolloutWorker
-from tbrl.errors import BackendFailure
+from tbrl.errors import BackendFailure, TbrlError
 from tbrl.schedule import Assignment
 from tbrl.types import Episode, GroupSummary, JsonObject, PublicTask, Sampling
 from tbrl.usage import RoleUsage, unknown
@@ -26,6 +26,10 @@ from tbrl.usage import RoleUsage, unknown
 T = TypeVar("T")
 MAX_REBUILDS = 4
 """Per run: a worker that keeps dying is a fault to look at, not to hide."""
+
+
+class WeightsLost(TbrlError):
+    """A rebuilt engine is without weights that only the learner has: it must send them again."""
 
 
 @dataclass(slots=True)
@@ -66,6 +70,8 @@ class RolloutFleet:
         self._workers: list[_Worker] = []
         self.loaded = Loaded(0, folder=settings.model_path)
         self.rebuilds = 0
+        self._lost: Loaded | None = None
+        """Weights that a rebuilt engine is waiting for."""
         self.on_rebuild: Callable[[], None] = lambda: None
 
     @property
@@ -136,6 +142,7 @@ class RolloutFleet:
         came of it, and how many deaths took what was done by then (its tokens are unknown)."""
         deaths = 0
         while True:
+            self._require_weights()
             worker = min(self._workers, key=lambda w: (w.episodes, w.index))
             actor = worker.actor
             worker.episodes += episodes
@@ -168,9 +175,13 @@ class RolloutFleet:
             ray.kill(dead)
             actor = self._spawn(worker.index)
             await self._started(actor)
-            await self._reload(actor)
+            if self.loaded.info is None and not self.loaded.folder:
+                self._lost = self.loaded
+            else:
+                await self._reload(actor)
             worker.actor = actor
             self.on_rebuild()
+            self._require_weights()
 
     async def _reload(self, actor: ActorHandle) -> None:
         loaded = self.loaded
@@ -178,16 +189,14 @@ class RolloutFleet:
             await self._within(actor.begin_update.remote(), 60, "weight update")
             await self._within(actor.receive_update.remote(loaded.info), 600, "weight update")
             await self._within(actor.end_update.remote(loaded.version), 60, "weight update")
-        elif loaded.folder:
+        else:
             await self._within(
                 actor.load_folder.remote(loaded.folder, loaded.version), 600, "weight update"
             )
-        else:
-            raise BackendFailure(
-                "engine",
-                "rollout worker",
-                "died; its weights live on the devices of the learner: resume from the checkpoint",
-            )
+
+    def _require_weights(self) -> None:
+        if self._lost is not None and self._lost is self.loaded:
+            raise WeightsLost("a rebuilt rollout worker has no weights: the learner sends them")
 
     async def _within(self, reference: Awaitable[T], seconds: float, what: str) -> T:
         """Await an actor call with a deadline of this side."""
@@ -213,13 +222,13 @@ class RolloutFleet:
 
     async def sleep(self) -> None:
         await asyncio.gather(
-            *(self._within(actor.sleep.remote(), 120, "sleep") for actor in self.actors)
+            *(self._within(actor.sleep.remote(), 600, "sleep") for actor in self.actors)
         )
 
     async def wake(self, part: str) -> None:
         """`part` is `weights` or `kv_cache`."""
         await asyncio.gather(
-            *(self._within(actor.wake.remote(part), 120, "wake-up") for actor in self.actors)
+            *(self._within(actor.wake.remote(part), 600, "wake-up") for actor in self.actors)
         )
 
     async def stop(self) -> None:

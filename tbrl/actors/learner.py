@@ -31,7 +31,7 @@ from tbrl.errors import TbrlError
 from tbrl.types import EpisodeGroup, JsonObject, Sampling
 
 UPDATE_DEADLINE_S = 600.0
-STEP_DEADLINE_S = 1800.0
+"""For one message of a weight update to all engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,7 @@ class LearnerRank:
             world,
             self._store,
             s.topology.device,
+            timeout_s=s.topology.learner_deadline_s,
             sequence_parallel=s.topology.sequence_parallel,
         )
         self._learner = GrpoLearner(
@@ -212,6 +213,7 @@ class LearnerRanks:
         """`options(rank)` are Ray actor options; `on_sent` hears each confirmed update."""
         self._settings = settings
         self._world = settings.topology.learner_world
+        self._deadline = settings.topology.learner_deadline_s
         self._on_sent = on_sent
         self._engines: Callable[[], list[ActorHandle]] = list
         self._stale = False
@@ -224,7 +226,7 @@ class LearnerRanks:
         was rebuilt)."""
         self._engines = engines
         [(address, port)] = await self._get([self.actors[0].host_store.remote()], 120, "store")
-        await self._all("start", STEP_DEADLINE_S, address, port)
+        await self._all("start", self._deadline, address, port)
         await self._connect()
 
     async def _connect(self) -> None:
@@ -237,12 +239,12 @@ class LearnerRanks:
 
     async def load(self, folder: str) -> JsonObject:
         """Restore a checkpoint; returns the controller's own extra."""
-        return (await self._all("load", STEP_DEADLINE_S, folder))[0]
+        return (await self._all("load", self._deadline, folder))[0]
 
     # ------------------------------------------------------------ controller.Learner
 
     async def begin_step(self) -> None:
-        await self._all("begin_step", STEP_DEADLINE_S)
+        await self._all("begin_step", self._deadline)
 
     async def add_group(self, slot: int, group: Any) -> None:
         """To the ranks that own the slot: one, or all of one sequence-parallel group."""
@@ -250,10 +252,10 @@ class LearnerRanks:
         first = slot % (self._world // size) * size
         owners = self.actors[first : first + size]
         calls = [rank.add_group.remote(slot, group) for rank in owners]
-        await self._get(calls, STEP_DEADLINE_S, "add_group")
+        await self._get(calls, self._deadline, "add_group")
 
     async def finish(self, action_tokens: int) -> LearnerReport:
-        stats = (await self._all("finish", STEP_DEADLINE_S, action_tokens))[0]
+        stats = (await self._all("finish", self._deadline, action_tokens))[0]
         metrics = {k: float(v) for k, v in asdict(stats).items() if isinstance(v, int | float)}
         metrics.pop("no_op")
         return LearnerReport(
@@ -267,7 +269,7 @@ class LearnerRanks:
     async def send_weights(self, policy_version: int) -> JsonObject:
         if self._stale:
             await self._connect()
-        sent = (await self._all("send_weights", UPDATE_DEADLINE_S, policy_version))[0]
+        sent = (await self._all("send_weights", self._deadline, policy_version))[0]
         self._on_sent(sent)
         return {
             "policy_version": sent.policy_version,
@@ -277,20 +279,20 @@ class LearnerRanks:
         }
 
     async def onload(self) -> None:
-        await self._all("onload", UPDATE_DEADLINE_S)
+        await self._all("onload", self._deadline)
 
     async def offload(self) -> None:
-        await self._all("offload", UPDATE_DEADLINE_S)
+        await self._all("offload", self._deadline)
 
     async def save(self, step: int, extra: JsonObject) -> None:
-        await self._all("save", STEP_DEADLINE_S, step, extra)
+        await self._all("save", self._deadline, step, extra)
 
     # ------------------------------------------------------------ life cycle
 
     async def stop(self, gently: bool) -> None:
         """`gently` waits for a pending checkpoint; otherwise only shared memory is cleaned."""
         if gently:
-            await self._all("stop", 120)
+            await self._all("stop", self._deadline)
         for rank in self.actors:
             ray.kill(rank)
 

@@ -48,6 +48,7 @@ class VllmEngine:
     ) -> VllmEngine:
         """Load the model and return an engine at policy version 0."""
         apply(engine_environment(topology.device, topology.threads_per_engine))
+        apply({"VLLM_ENGINE_READY_TIMEOUT_S": str(int(engine.start_timeout_s))})
         from vllm import AsyncEngineArgs
         from vllm.config import WeightTransferConfig
         from vllm.v1.engine.async_llm import AsyncLLM

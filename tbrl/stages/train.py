@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tbrl.actors.cluster import Cluster
-from tbrl.actors.learner import LearnerLost
+from tbrl.actors.fleet import WeightsLost
+from tbrl.actors.learner import LearnerLost, LearnerRanks
 from tbrl.config import Config
-from tbrl.controller import Controller
+from tbrl.controller import Controller, hand_over
 from tbrl.errors import ConfigError
 from tbrl.learner.checkpoint import latest_complete
 from tbrl.observability.view import RunView
@@ -24,7 +25,7 @@ from tbrl.tasks.load import load_tasks, read_refs
 from tbrl.types import GroupSummary, JsonObject, Task
 
 MAX_LOSSES = 3
-"""Learner losses of one run that are repaired."""
+"""Losses of weights, the learner's or an engine's, that one run repairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,13 @@ async def train(
 ) -> Trained:
     """Train on `pool` until `algorithm.steps`; `extra` goes into every checkpoint's manifest.
     With `resume`, from the newest complete checkpoint (from the start if there is none). When a
-    learner rank dies, all start again from there; a run whose learner keeps dying ends."""
+    learner rank dies, or an engine whose weights only the learner has, all start again from there;
+    a run in which they keep dying ends."""
     losses = 0
     while True:
         try:
             return await _train_from_checkpoint(cluster, run, pool, view, resume, extra)
-        except LearnerLost as lost:
+        except (LearnerLost, WeightsLost) as lost:
             losses += 1
             if losses > MAX_LOSSES:
                 raise
@@ -66,16 +68,13 @@ async def _train_from_checkpoint(
     )
     ranks = config.topology.learner_world
     view.begin("start learner", ranks)
-    learner = await cluster.start_learner(str(run.checkpoints))
-    first_step = version = 0
     checkpoint = latest_complete(run.checkpoints) if resume else None
+    learner, state, sync = await start_learner(cluster, run.checkpoints, checkpoint)
+    first_step, version = state["step"], state["policy_version"]
     if checkpoint is not None:
-        state = await learner.load(str(checkpoint))
         schedule.restore(state["schedule"])
-        first_step, version = state["step"], state["policy_version"]
     if resume:
         run.rewind(first_step)
-    sync = await learner.send_weights(version)
     view.update("start learner", ranks)
     view.end("start learner", f"policy version {version}")
     recorder = StepRecorder(run, config, view, sync["digest"])
@@ -90,7 +89,7 @@ async def _train_from_checkpoint(
         algorithm,
         config.rollout,
         config.checkpoint,
-        alternate=config.topology.colocated and config.topology.device == "cuda",
+        alternate=config.topology.shares_devices,
         policy_version=version,
         on_step=recorder.on_step,
         on_progress=arrived,
@@ -104,6 +103,25 @@ async def _train_from_checkpoint(
             recorder.close()
     view.end("train", f"{next_step - first_step} steps")
     return Trained(next_step, controller.policy_version, next_step >= algorithm.steps)
+
+
+async def start_learner(
+    cluster: Cluster, checkpoints: Path, checkpoint: Path | None
+) -> tuple[LearnerRanks, JsonObject, JsonObject]:
+    """Learner ranks whose weights, a checkpoint's if there is one, the engines hold as well.
+
+    Returns them, the state to go on from (`step`, `policy_version`, ...), and the engines' echoes.
+    """
+    alternate = cluster.config.topology.shares_devices
+    if alternate:
+        # Awake, the engines' caches fill the devices on which the ranks load the policy.
+        await cluster.fleet.sleep()
+    learner = await cluster.start_learner(str(checkpoints))
+    state: JsonObject = {"step": 0, "policy_version": 0}
+    if checkpoint is not None:
+        state = await learner.load(str(checkpoint))
+    sync = await hand_over(cluster.fleet, learner, state["policy_version"], alternate)
+    return learner, state, sync
 
 
 class StopOnSignal:
