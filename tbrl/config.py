@@ -47,6 +47,10 @@ class TopologyConfig:
     rollout_workers: int = 1
     tensor_parallel: int = 1
     learner_world: int = 1
+    learner_engine: str = "fsdp2"
+    """`fsdp2`, or `zero3` (DeepSpeed; needs the extra `zero`)."""
+    learner_offload: bool = False
+    """With `zero3`: parameters, gradients and optimizer state stay in host memory."""
     sequence_parallel: int = 1
     colocated: bool = True
     """Engines and learner on the same devices: phases alternate (sleep / offload)."""

@@ -7,13 +7,15 @@ import json
 import os
 from pathlib import Path
 
-from tbrl.config import Config, EndpointConfig
+from tbrl.config import Config, EndpointConfig, TopologyConfig
 from tbrl.errors import ConfigError
+from tbrl.learner.deepspeed_package import check_deepspeed
 from tbrl.policy.builtin import policy_folder
 from tbrl.stages.registry import STAGES
 
 _NEEDS_MODEL = {"pipeline", "probe", "train", "evaluate", "serve", "verify"}
 _NEEDS_ENGINE = {"pipeline", "probe", "train", "evaluate"}
+_NEEDS_LEARNER = {"pipeline", "train"}
 
 
 def validate(config: Config) -> None:
@@ -37,6 +39,9 @@ def validate(config: Config) -> None:
         check_model(config.model.path)
     if config.stage in _NEEDS_ENGINE and not config.dry_run:
         _devices(config)
+    zero3 = config.topology.learner_engine == "zero3"
+    if zero3 and config.stage in _NEEDS_LEARNER and not config.dry_run:
+        check_deepspeed()
 
 
 def _require(holds: bool, line: str) -> None:
@@ -111,6 +116,7 @@ def _choices(config: Config) -> None:
             ("refuse", "keep_template", "new_segment"),
         ),
         "topology.device": (config.topology.device, ("cpu", "cuda")),
+        "topology.learner_engine": (config.topology.learner_engine, ("fsdp2", "zero3")),
         "topology.weight_transfer": (config.topology.weight_transfer, ("shm", "ipc", "nccl")),
         "user.kind": (config.user.kind, ("scripted", "llm")),
         "judge.kind": (config.judge.kind, ("local", "llm")),
@@ -137,6 +143,7 @@ def _lengths(config: Config) -> None:
 
 def _topology(config: Config) -> None:
     t = config.topology
+    _learner_engine(t)
     _require(
         t.sequence_parallel >= 1 and t.learner_world % t.sequence_parallel == 0,
         f"topology.sequence_parallel={t.sequence_parallel} does not divide "
@@ -168,6 +175,20 @@ def _topology(config: Config) -> None:
         t.gpus_per_node % t.tensor_parallel == 0,
         f"topology.tensor_parallel={t.tensor_parallel} does not divide the "
         f"{t.gpus_per_node} GPUs of a node",
+    )
+
+
+def _learner_engine(t: TopologyConfig) -> None:
+    zero3 = t.learner_engine == "zero3"
+    _require(
+        zero3 or not t.learner_offload,
+        "topology.learner_offload=true is DeepSpeed's; use topology.learner_engine=zero3 with it "
+        "(fsdp2 leaves the GPU between its phases by itself)",
+    )
+    _require(
+        not zero3 or t.learner_offload or t.device == "cpu" or not t.colocated,
+        "topology.learner_engine='zero3' cannot leave the GPU to colocated engines; use "
+        "topology.learner_offload=true or topology.colocated=false",
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -22,9 +24,13 @@ from tbrl.types import Episode, EpisodeGroup, EpisodeKey, Failed, Sampling, Scor
 
 VOCABULARY = 61
 
+no_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="deepspeed is not installed (the extra `zero`)"
+)
+
 
 class ToyPolicy(Policy):
-    """Pure float64: the next token depends on the current token and its position only."""
+    """Float64 unless cast: the next token depends on the current token and its position only."""
 
     def __init__(self, seed: int = 0, width: int = 8) -> None:
         super().__init__()
@@ -42,7 +48,7 @@ class ToyPolicy(Policy):
     def forward(
         self, batch: PackedBatch, samplings: tuple[Sampling, ...]
     ) -> tuple[TokenScores, ...]:
-        phase = torch.cos(batch.position_ids.double() / 3.0)[:, None]
+        phase = torch.cos(batch.position_ids.double() / 3.0)[:, None].to(self.mix.dtype)
         hidden = torch.tanh(self.embedding[batch.input_ids] @ self.mix + phase)
         return tuple(
             score_tokens(hidden[batch.rows], self.head, batch.targets, sampling, 16)
@@ -143,7 +149,14 @@ def _rank_main(
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, world, False)
     try:
-        ranks = join_ranks(rank, world, store, timeout_s=240, sequence_parallel=sequence_parallel)
+        ranks = join_ranks(
+            rank,
+            world,
+            store,
+            timeout_s=240,
+            always_group=True,
+            sequence_parallel=sequence_parallel,
+        )
         value = target(ranks, *args)
         dist.barrier()
         leave_ranks(ranks)

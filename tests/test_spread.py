@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from learner_toys import groups, on_ranks, tiny_causal_lm
+from learner_toys import groups, no_deepspeed, on_ranks, tiny_causal_lm
 from torch.distributed.tensor import DTensor
 
 from tbrl.config import AlgorithmConfig, ModelConfig
@@ -23,19 +23,26 @@ def folder(request, tmp_path_factory):
     return str(path)
 
 
-def learner(ranks, folder, own_pace=True, dtype="float32"):
+HOW = ["own pace", "aligned", pytest.param("zero3", marks=no_deepspeed)]
+"""FSDP2 both ways, and ZeRO-3."""
+
+
+def learner(ranks, folder, how="own pace", dtype="float32"):
     algorithm = AlgorithmConfig(learning_rate=1e-3, kl_coefficient=0.1)
     model = ModelConfig(path=folder, learner_dtype=dtype)
-    return GrpoLearner(algorithm, model, Sampling(), ranks, own_pace=own_pace)
+    engine = "zero3" if how == "zero3" else "fsdp2"
+    return GrpoLearner(
+        algorithm, model, Sampling(), ranks, own_pace=how == "own pace", engine=engine
+    )
 
 
-def train(ranks, folder, own_pace=True):
+def train(ranks, folder, how="own pace"):
     """Digests, loss, names and buffers of one step; how often this rank read the weights."""
     reads = []
     real = facade.load_policy
     facade.load_policy = lambda *keys: reads.append(keys) or real(*keys)
     try:
-        subject = learner(ranks, folder, own_pace)
+        subject = learner(ranks, folder, how)
     finally:
         facade.load_policy = real
     subject.begin_step()
@@ -48,10 +55,10 @@ def train(ranks, folder, own_pace=True):
     return len(reads), stats.digest_before, stats.loss, weights, buffers
 
 
-@pytest.mark.parametrize("own_pace", [True, False])
-def test_ranks_have_the_weights_that_only_the_first_one_read(folder, own_pace):
+@pytest.mark.parametrize("how", HOW)
+def test_ranks_have_the_weights_that_only_the_first_one_read(folder, how):
     _, digest, loss, weights, buffers = train(Ranks(), folder)
-    results = on_ranks(2, train, folder, own_pace)
+    results = on_ranks(2, train, folder, how)
     assert [r[0] for r in results] == [2, 0], "policy and reference, on rank 0"
     for _, theirs, their_loss, their_weights, their_buffers in results:
         assert theirs == digest and their_loss == pytest.approx(loss, rel=1e-6)
@@ -65,9 +72,9 @@ def test_ranks_have_the_weights_that_only_the_first_one_read(folder, own_pace):
         }
 
 
-def save_and_load(ranks, folder, root):
+def save_and_load(ranks, folder, how, root):
     """Weights and moments after a step, and as another learner finds them in its checkpoint."""
-    first = learner(ranks, folder)
+    first = learner(ranks, folder, how)
     for slot, group in enumerate(DATA):
         if slot == 0:
             first.begin_step()
@@ -75,7 +82,7 @@ def save_and_load(ranks, folder, root):
             first.add_group(group, slot)
     first.finish()
     path = first.save(root, 1).result()
-    second = learner(ranks, folder)
+    second = learner(ranks, folder, how)
     second.load(path)
     states = [subject.engine.state() for subject in (first, second)]
     local = [
@@ -91,5 +98,8 @@ def save_and_load(ranks, folder, root):
     return same, bool(moved), first.digest() == second.digest()
 
 
-def test_learner_that_has_looked_at_its_policy_loads_a_checkpoint_into_its_shards(folder, tmp_path):
-    assert on_ranks(2, save_and_load, folder, str(tmp_path)) == [(True, True, True)] * 2
+@pytest.mark.parametrize("how", HOW)
+def test_learner_that_has_looked_at_its_policy_loads_a_checkpoint_into_its_shards(
+    folder, how, tmp_path
+):
+    assert on_ranks(2, save_and_load, folder, how, str(tmp_path)) == [(True, True, True)] * 2

@@ -134,6 +134,8 @@ class LearnerRank:
             # At their own pace ranks hold whole parameters and gradients: right where they fit
             # twice, as on one host; not for a policy that is sharded because it must be.
             own_pace=s.topology.device == "cpu",
+            engine=s.topology.learner_engine,
+            offload=s.topology.learner_offload,
         )
 
     def connect(self, engines: list[ActorHandle]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tbrl.errors import InvariantError
 from tbrl.learner.advantages import episode_advantages
-from tbrl.learner.fsdp2 import Fsdp2Learner
+from tbrl.learner.engine import LearnerEngine
 from tbrl.learner.packing import PackedBatch, pack_sequences, sequences_of
 from tbrl.types import EpisodeGroup
 
@@ -83,7 +83,7 @@ class StepAccumulator:
 
     def __init__(
         self,
-        engine: Fsdp2Learner,
+        engine: LearnerEngine,
         settings: PackingSettings,
         order: str = "slot",
         keep_batches: bool = False,

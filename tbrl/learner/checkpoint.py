@@ -20,11 +20,12 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,6 +43,10 @@ MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
 
 State = dict[str, dict[str, Tensor]]
+Shapes = Mapping[str, tuple[int, ...]]
+"""True shapes of parameters that are stored flattened."""
+
+NOT_FLAT: Shapes = MappingProxyType({})
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +60,7 @@ class Manifest:
     """{file name: (sha256, bytes)}"""
     extra: JsonObject
     """The caller's: schedule cursor, versions, parity hash, ..."""
+    flat_shapes: Shapes
 
 
 class Checkpointer:
@@ -67,7 +73,9 @@ class Checkpointer:
         self.thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self.pending: Future[Path] | None = None
 
-    def save(self, step: int, state: State, extra: JsonObject) -> Future[Path]:
+    def save(
+        self, step: int, state: State, extra: JsonObject, flat_shapes: Shapes = NOT_FLAT
+    ) -> Future[Path]:
         """Write `<root>/step-<step>`; the result is its path. Collective.
 
         Waits for the save before it. Asynchronous: returns once the state is copied.
@@ -75,13 +83,13 @@ class Checkpointer:
         self.wait()
         if self.thread is None:
             done: Future[Path] = Future()
-            done.set_result(self._write(step, state, extra))
+            done.set_result(self._write(step, state, extra, flat_shapes))
             return done
         copied = {
             kind: {name: tensor.detach().clone().to("cpu") for name, tensor in tensors.items()}
             for kind, tensors in state.items()
         }
-        self.pending = self.thread.submit(self._write, step, copied, extra)
+        self.pending = self.thread.submit(self._write, step, copied, extra, flat_shapes)
         return self.pending
 
     def wait(self) -> None:
@@ -98,7 +106,7 @@ class Checkpointer:
 
     # ------------------------------------------------------------ writing
 
-    def _write(self, step: int, state: State, extra: JsonObject) -> Path:
+    def _write(self, step: int, state: State, extra: JsonObject, flat_shapes: Shapes) -> Path:
         final, aside = self.root / f"step-{step}", self.root / f"step-{step}.tmp"
         if self.ranks.rank == 0:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -117,6 +125,7 @@ class Checkpointer:
         hashes = self._gather({p.name: _hash_file(p) for p in self._own_files(aside)})
         if self.ranks.rank == 0:
             manifest = {"step": step, "files": hashes, "extra": extra}
+            manifest["flat_shapes"] = dict(flat_shapes)
             _write_synced(aside / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True))
             _sync_folder(aside)
             # The same step again, after a resume: the older one gives way only now.
@@ -153,13 +162,21 @@ class Checkpointer:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def load_state(folder: str | Path, state: State, ranks: Ranks) -> Manifest:
+def load_state(
+    folder: str | Path, state: State, ranks: Ranks, flat_shapes: Shapes = NOT_FLAT
+) -> Manifest:
     """Load a checkpoint into live tensors, in place, whatever the rank count that wrote it.
 
-    Raises ConfigError when the folder is not a complete checkpoint of this model. Collective.
+    Raises ConfigError when the folder is not a complete checkpoint of this model and this engine.
+    Collective.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
+    if bool(manifest.flat_shapes) != bool(flat_shapes):
+        raise ConfigError(
+            f"checkpoint {folder} is of the other learner engine; resume with "
+            f"topology.learner_engine={'zero3' if manifest.flat_shapes else 'fsdp2'}"
+        )
     try:
         with _quiet():
             dcp.load(state, checkpoint_id=folder, no_dist=ranks.world == 1)
@@ -173,10 +190,11 @@ def load_state(folder: str | Path, state: State, ranks: Ranks) -> Manifest:
 def consolidate(folder: str | Path, kind: str = "model") -> dict[str, Tensor]:
     """Whole float32 tensors of a checkpoint by Hugging Face name, in one process, without ranks.
 
-    A tied head is not there twice. Raises ConfigError when the folder is not a checkpoint.
+    A tied head is not there twice, and nothing is flat. Raises ConfigError when the folder is not a
+    checkpoint.
     """
     folder = Path(folder)
-    read_manifest(folder)
+    shapes = read_manifest(folder).flat_shapes
     metadata = dcp.FileSystemReader(folder).read_metadata()
     prefix = f"{kind}."
     state = {
@@ -188,7 +206,9 @@ def consolidate(folder: str | Path, kind: str = "model") -> dict[str, Tensor]:
     }
     with _quiet():
         dcp.load(state, checkpoint_id=folder, no_dist=True)
-    return state[kind]
+    return {
+        name: tensor.view(shapes.get(name, tensor.shape)) for name, tensor in state[kind].items()
+    }
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -198,7 +218,8 @@ def read_manifest(folder: str | Path) -> Manifest:
         raise ConfigError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}")
     data = json.loads(path.read_text())
     files = {name: (digest, size) for name, (digest, size) in data["files"].items()}
-    return Manifest(data["step"], files, data["extra"])
+    shapes = {name: tuple(shape) for name, shape in data.get("flat_shapes", {}).items()}
+    return Manifest(data["step"], files, data["extra"], shapes)
 
 
 def broken_file(folder: str | Path) -> str:

@@ -8,8 +8,9 @@ does not depend on the number of ranks, and any single changed bit changes it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -32,9 +33,14 @@ class Shard:
     """Index of its first element in the whole parameter."""
 
 
-def shard_of(name: str, tensor: Tensor, ranks: Ranks) -> Shard:
-    """A parameter is sharded along its first dimension in equal chunks, the last ones shorter."""
-    label = f"{name}|{tensor.dtype}|{tuple(tensor.shape)}"
+def shard_of(
+    name: str, tensor: Tensor, ranks: Ranks, shape: tuple[int, ...] | None = None
+) -> Shard:
+    """A parameter is sharded along its first dimension in equal chunks, the last ones shorter.
+
+    `shape`: its true one, when the tensor is flattened.
+    """
+    label = f"{name}|{tensor.dtype}|{shape or tuple(tensor.shape)}"
     if not isinstance(tensor, DTensor):
         return Shard(label, tensor.detach(), 0)
     rows = tensor.shape[0]
@@ -43,9 +49,16 @@ def shard_of(name: str, tensor: Tensor, ranks: Ranks) -> Shard:
     return Shard(label, tensor.to_local().detach(), min(ranks.rank * chunk, rows) * row)
 
 
-def digest_parameters(named: Iterable[tuple[str, Tensor]], ranks: Ranks) -> str:
-    """Hex digest (128 bit) of parameters in the order given. Collective; equal on all ranks."""
-    shards = [shard_of(name, tensor, ranks) for name, tensor in named]
+def digest_parameters(
+    named: Iterable[tuple[str, Tensor]],
+    ranks: Ranks,
+    flat_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> str:
+    """Hex digest (128 bit) of parameters in the order given. Collective; equal on all ranks.
+
+    `flat_shapes`: true shapes of those that are flattened.
+    """
+    shards = [shard_of(name, tensor, ranks, flat_shapes.get(name)) for name, tensor in named]
     if not shards:
         return hashlib.blake2b(digest_size=16).hexdigest()
     sums = torch.stack([_sums(shard) for shard in shards])

@@ -16,84 +16,24 @@ A single float32 process is not sharded at all and needs no process group.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from tbrl.errors import InvariantError
 from tbrl.learner.distributed import Ranks
+from tbrl.learner.engine import Capabilities, EngineSettings, LearnerEngine
 from tbrl.learner.head import TokenScores
-from tbrl.learner.loss import (
-    SUM_FIELDS,
-    LossInput,
-    LossOutput,
-    LossSettings,
-    TokenSums,
-    grpo_loss,
-    merge_sums,
-)
 from tbrl.learner.model import Policy
-from tbrl.learner.packing import PackedBatch, dummy_batch
-from tbrl.learner.sequence import shard_batch
+from tbrl.learner.packing import PackedBatch
 from tbrl.learner.spread import Outline, spread_weights
 from tbrl.types import Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """What the engine needs to know."""
+class Fsdp2Learner(LearnerEngine):
+    """Trains a Policy; `reference` is the frozen policy of the KL term.
 
-    sampling: Sampling = field(default_factory=Sampling)
-    loss: LossSettings = field(default_factory=LossSettings)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    """0 = no clipping."""
-    compute_dtype: str = "float32"
-    """`float32` or `bfloat16`; master weights, gradients and moments are float32 either way."""
-    own_pace: bool = True
-    """Accumulate without communication (needs whole parameters and gradients per rank)."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """One optimizer update (or none)."""
-
-    stepped: bool
-    """False when the step had no signal: nothing at all was changed."""
-    grad_norm: float
-    """Global norm of the normalised gradient before clipping."""
-    sums: TokenSums
-    """Over all micro-batches and ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroResult:
-    """What one micro-batch gave on this rank."""
-
-    sums: TokenSums
-    logprobs: Tensor
-    """[N] of the policy used, without gradient: the old logprobs of later updates."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a caller may ask of the engine."""
-
-    own_pace: bool
-    phase_offload: bool
-    reshard_load: bool = True
-    """Checkpoints load onto another rank count."""
-
-
-class Fsdp2Learner:
-    """Trains a Policy.
-
-    `reference` is the frozen policy of the KL term, needed when its coefficient is above zero.
     A policy given as Outline gets its weights, after sharding, from rank 0.
     """
 
@@ -104,14 +44,10 @@ class Fsdp2Learner:
         settings: EngineSettings,
         reference: Policy | Outline | None = None,
     ) -> None:
-        self.ranks, self.settings = ranks, settings
-        if settings.loss.kl_coefficient > 0 and reference is None:
-            raise InvariantError("a KL coefficient above 0 needs a reference policy")
+        super().__init__(ranks, settings, reference)
         self.reference = None if reference is None else self._place(reference, frozen=True)
         self.model = self._place(model)
         self.optimizer = self._optimizer()
-        self.sums: list[TokenSums] = []
-        self.open = False
         self.forwarded = False
         """A forward has begun: the sharding has per-iteration state to reset after an abort."""
 
@@ -178,12 +114,7 @@ class Fsdp2Learner:
 
     # ------------------------------------------------------------ one step
 
-    def begin_step(self) -> None:
-        """Start accumulating. Collective."""
-        if self.open:
-            raise InvariantError("begin_step while a step is open")
-        self.open = True
-        self.sums = []
+    def _begin(self) -> None:
         if self.sharded and self.settings.own_pace:
             self._hold(True)
 
@@ -201,87 +132,21 @@ class Fsdp2Learner:
                 unit.set_reshard_after_forward(not held, recurse=False)
                 unit.unshard() if held else unit.reshard()
 
-    def accumulate(
-        self, batch: PackedBatch | None, old: Tensor | None = None
-    ) -> MicroResult | None:
-        """Add a micro-batch's un-normalised gradient; None = a dummy of weight zero.
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()
 
-        `old` are the logprobs [N] of the policy before the step's first update, when this is a
-        later one. Aligned mode: collective, equally often on all ranks.
-        """
-        if not self.open:
-            raise InvariantError("accumulate outside a step")
-        real = batch if batch is not None else dummy_batch(self.ranks.device)
-        real = self._mine(real.to(self.ranks.device))
-        loss, scores = self._loss(real, old)
-        if batch is None:
-            (loss.total * 0.0).backward()
-            return None
-        loss.total.backward()
-        self.sums.append(loss.sums)
-        return MicroResult(loss.sums, scores.logprobs.detach())
-
-    def _mine(self, batch: PackedBatch) -> PackedBatch:
-        sequence = self.ranks.sequence
-        return batch if sequence is None else shard_batch(batch, sequence)
-
-    def _loss(self, batch: PackedBatch, old: Tensor | None) -> tuple[LossOutput, TokenScores]:
-        sampling, with_kl = self.settings.sampling, self.settings.loss.kl_coefficient > 0
-        wanted: tuple[Sampling, ...] = (sampling,)
-        reference = None
-        if with_kl:
-            full = Sampling(temperature=sampling.temperature)
-            wanted = (sampling, full)
-            assert self.reference is not None
-            with torch.no_grad():
-                reference = self.reference(batch, (full,))[0].logprobs
-        self.forwarded = True
-        scores = self.model(batch, wanted)
-        dtype = scores[0].logprobs.dtype
-        loss_input = LossInput(
-            logprobs=scores[0].logprobs,
-            behaviour_logprobs=batch.behaviour_logprobs.to(dtype),
-            advantages=batch.advantages.to(dtype),
-            weights=batch.weights.to(dtype),
-            mask=torch.ones_like(batch.targets, dtype=torch.bool),
-            entropy=scores[0].entropy,
-            edge=scores[0].edge,
-            old_logprobs=old,
-            full_logprobs=scores[1].logprobs if with_kl else None,
-            reference_logprobs=reference,
-        )
-        return grpo_loss(loss_input, self.settings.loss), scores[0]
-
-    def finish_step(self, divisor: float, lr: float) -> StepStats:
-        """Reduce, divide once by the global `divisor`, clip by the global norm, one AdamW step.
-
-        A step without signal (no token with a non-zero advantage and no KL term) changes nothing:
-        parameters, moments and counters stay bitwise as they were. Raises InvariantError, with
-        everything unchanged, when the gradient is not finite. Collective.
-        """
+    def _reduce(self) -> None:
         if self.sharded and self.settings.own_pace:
             self._hold(False)
             self.accumulate(None)
-        sums = self._total_sums()
-        live = sums.tokens if self.settings.loss.kl_coefficient > 0 else sums.signal_tokens
-        if live == 0 or divisor == 0:
-            self._close()
-            return StepStats(False, 0.0, sums)
-        norm = self._grad_norm() / divisor
-        if not norm < float("inf"):
-            self.abort_step()
-            raise InvariantError(f"gradient norm is {norm}: the step was not taken")
-        limit = self.settings.max_grad_norm
-        scale = min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
-        torch._foreach_mul_(self._local_grads(), scale / divisor)
+
+    def _update(self, factor: float, lr: float) -> None:
+        torch._foreach_mul_(self._local_grads(), factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self._close()
-        return StepStats(True, norm, sums)
 
     def abort_step(self) -> None:
-        """Drop what was accumulated; the step can begin again. Each rank by itself."""
         if self.sharded:
             self.model.zero_grad(set_to_none=True)  # while gathered: the unsharded gradients
             for unit in self._units(self.model):
@@ -303,16 +168,9 @@ class Fsdp2Learner:
     def _rest(self) -> None:
         """Between steps parameters are shards; a forward alone leaves the root's gathered, and
         what is written into gathered ones is lost."""
-        if self.open:
-            raise InvariantError("parameters are read and written between steps, not inside one")
+        super()._rest()
         for unit in self._units(self.model):
             unit.reshard()
-
-    def _total_sums(self) -> TokenSums:
-        mine = merge_sums(self.sums)
-        totals = self.ranks.sum([getattr(mine, name) for name in SUM_FIELDS])
-        largest = self.ranks.max([mine.max_ratio])[0]
-        return TokenSums(**dict(zip(SUM_FIELDS, totals, strict=True)), max_ratio=largest)
 
     def _local_grads(self) -> list[Tensor]:
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -327,20 +185,18 @@ class Fsdp2Learner:
 
     # ------------------------------------------------------------ reading
 
-    @torch.no_grad()
-    def logprobs(self, batch: PackedBatch) -> Tensor:
-        """Logprobs [N] of the action tokens (of this rank's, with sequence parallelism), no
-        gradient. Collective when sharded."""
-        batch = self._mine(batch.to(self.ranks.device))
-        return self.model(batch, (self.settings.sampling,))[0].logprobs
+    def score(self, batch: PackedBatch, samplings: tuple[Sampling, ...]) -> tuple[TokenScores, ...]:
+        self.forwarded = True
+        return self.model(batch, samplings)
+
+    def _reference_score(
+        self, batch: PackedBatch, samplings: tuple[Sampling, ...]
+    ) -> tuple[TokenScores, ...]:
+        assert self.reference is not None
+        return self.reference(batch, samplings)
 
     @torch.no_grad()
-    def iter_full_params(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, whole tensor) of each parameter once: a tied head does not appear.
-
-        Collective: all ranks iterate, all get the tensor. The cast comes before the gather.
-        """
-        self._rest()
+    def _full_params(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
             tensor = parameter.detach()
             if dtype is not None:
@@ -350,9 +206,6 @@ class Fsdp2Learner:
             yield self.model.public_name(name), tensor
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Live tensors by kind and name: what a checkpoint holds, and what it loads into.
-
-        Raises InvariantError inside a step."""
         self._rest()
         result: dict[str, dict[str, Tensor]] = {
             k: {} for k in ("model", "exp_avg", "exp_avg_sq", "step")
@@ -368,13 +221,11 @@ class Fsdp2Learner:
     # ------------------------------------------------------------ phases
 
     def offload(self) -> None:
-        """Parameters and moments to the host: engines get the GPU. No-op on CPU."""
         if self.ranks.device.type == "cuda":
             self._move(torch.device("cpu"))
             torch.cuda.empty_cache()
 
     def onload(self) -> None:
-        """Bring them back. No-op on CPU."""
         if self.ranks.device.type == "cuda":
             self._move(self.ranks.device)
 

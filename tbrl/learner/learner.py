@@ -22,9 +22,9 @@ from tbrl.config import AlgorithmConfig, ModelConfig
 from tbrl.errors import ConfigError, InvariantError
 from tbrl.learner.accumulate import Aggregation, PackingSettings, StepAccumulator
 from tbrl.learner.checkpoint import Checkpointer, Manifest, load_state
-from tbrl.learner.digest import digest_parameters
 from tbrl.learner.distributed import Ranks, join_ranks
-from tbrl.learner.fsdp2 import EngineSettings, Fsdp2Learner, StepStats
+from tbrl.learner.engine import EngineSettings, LearnerEngine, StepStats
+from tbrl.learner.fsdp2 import Fsdp2Learner
 from tbrl.learner.loss import LossSettings, TokenSums
 from tbrl.learner.model import (
     HuggingFacePolicy,
@@ -35,7 +35,14 @@ from tbrl.learner.model import (
 )
 from tbrl.learner.spread import Outline
 from tbrl.learner.support import check_trainable
+from tbrl.learner.zero3 import Zero3Learner
 from tbrl.types import EpisodeGroup, JsonObject, Sampling
+
+ENGINES: dict[str, type[Fsdp2Learner] | type[Zero3Learner]] = {
+    "fsdp2": Fsdp2Learner,
+    "zero3": Zero3Learner,
+}
+"""By the value of topology.learner_engine."""
 
 _PACKING_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 """Nats by which packed and unpacked logprobs may differ at start-up."""
@@ -87,23 +94,26 @@ class GrpoLearner:
         ranks: Ranks = Ranks(),
         policy: Policy | None = None,
         own_pace: bool = True,
+        engine: str = "fsdp2",
+        offload: bool = False,
     ) -> None:
-        """`policy` replaces the module loaded from `model.path` (tests, benchmarks)."""
+        """`policy` replaces the module loaded from `model.path` (tests, benchmarks). `engine`,
+        `offload`: topology.learner_engine and .learner_offload."""
         check_trainable(sampling)
-        if ranks.mesh is None and model.learner_dtype != "float32":
-            # Mixed precision lives in the sharding: a group of one.
+        if ranks.mesh is None and (model.learner_dtype != "float32" or engine == "zero3"):
+            # Mixed precision lives in the sharding, and ZeRO-3 is nothing else: a group of one.
             ranks = join_ranks(0, 1, device=ranks.device.type, always_group=True)
         self.algorithm, self.ranks, self.sampling = algorithm, ranks, sampling
-        self.engine = Fsdp2Learner(
+        self.engine: LearnerEngine = ENGINES[engine](
             policy or self._load(model),
             ranks,
-            engine_settings(algorithm, model, sampling, own_pace),
+            engine_settings(algorithm, model, sampling, own_pace, offload),
             self._load(model) if algorithm.kl_coefficient > 0 else None,
         )
         placed = self.engine.model
         if policy is None and isinstance(placed, HuggingFacePolicy):
             vocabulary, limit = placed.causal_lm.config.vocab_size, _PACKING_TOLERANCE
-            check_packing(placed, vocabulary, ranks.device, limit[model.learner_dtype])
+            check_packing(self.engine.score, vocabulary, ranks.device, limit[model.learner_dtype])
         self.updates = 0
         self.accumulator: StepAccumulator | None = None
         self.accumulate_s = 0.0
@@ -227,8 +237,7 @@ class GrpoLearner:
 
     def digest(self) -> str:
         """Of the float32 master weights (digest.py). Collective; equal on all ranks."""
-        named = self.engine.state()["model"].items()
-        self.known_digest = digest_parameters(named, self.ranks)
+        self.known_digest = self.engine.digest()
         return self.known_digest
 
     def offload(self) -> None:
@@ -255,7 +264,7 @@ class GrpoLearner:
         if self.checkpointer is None or self.checkpointer.root != Path(root):
             self.checkpointer = Checkpointer(root, self.ranks, keep, asynchronous)
         body = {"learner": {"updates": self.updates}, "caller": extra or {}}
-        return self.checkpointer.save(step, self.engine.state(), body)
+        return self.checkpointer.save(step, self.engine.state(), body, self.engine.flat_shapes())
 
     def wait_saved(self) -> None:
         """Until an asynchronous save is complete; raises what it raised."""
@@ -264,15 +273,21 @@ class GrpoLearner:
 
     def load(self, folder: str | Path) -> JsonObject:
         """Restore weights, moments and counters from one checkpoint; returns the caller's extra.
-        Collective; any rank count."""
-        manifest: Manifest = load_state(folder, self.engine.state(), self.ranks)
+        Collective; any rank count, the same engine."""
+        flat = self.engine.flat_shapes()
+        manifest: Manifest = load_state(folder, self.engine.state(), self.ranks, flat)
+        self.engine.state_loaded()
         self.updates = manifest.extra["learner"]["updates"]
         self.known_digest = ""
         return manifest.extra["caller"]
 
 
 def engine_settings(
-    a: AlgorithmConfig, model: ModelConfig, sampling: Sampling, own_pace: bool
+    a: AlgorithmConfig,
+    model: ModelConfig,
+    sampling: Sampling,
+    own_pace: bool,
+    offload: bool = False,
 ) -> EngineSettings:
     """What the configuration means for the engine. Raises ConfigError for an unknown dtype."""
     if model.learner_dtype not in _PACKING_TOLERANCE:
@@ -288,4 +303,5 @@ def engine_settings(
         max_grad_norm=a.max_grad_norm,
         compute_dtype=model.learner_dtype,
         own_pace=own_pace,
+        offload=offload,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ class Policy(nn.Module):
     def public_name(name: str) -> str:
         """A parameter's name in the Hugging Face checkpoint."""
         return name
+
+
+Scorer = Callable[[PackedBatch, tuple[Sampling, ...]], tuple[TokenScores, ...]]
+"""A Policy's forward, or an engine's around it."""
 
 
 class HuggingFacePolicy(Policy):
@@ -141,7 +146,7 @@ def probe_sequences(vocabulary: int) -> list[Sequence1D]:
     ]
 
 
-def check_packing(policy: Policy, vocabulary: int, device: torch.device, tolerance: float) -> float:
+def check_packing(policy: Scorer, vocabulary: int, device: torch.device, tolerance: float) -> float:
     """Start-up self-test: packed logprobs equal unpacked ones. Returns the largest difference.
 
     Raises ConfigError when it exceeds `tolerance`: the model mixes packed sequences (a recurrent

@@ -35,12 +35,12 @@ def spread_weights(model: Policy, source: Policy | None, ranks: Ranks) -> None:
     whole tensor is on a device at a time.
     """
     model.to_empty(device=ranks.device)
-    whole = _named_tensors(source) if source is not None else {}
-    for name, target in _named_tensors(model).items():
+    whole = named_tensors(source) if source is not None else {}
+    for name, target in named_tensors(model).items():
         _fill(target, whole.get(name), ranks)
 
 
-def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters (a tied one once) and buffers, in the same order on all ranks."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 

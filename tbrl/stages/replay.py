@@ -52,7 +52,12 @@ def main(config: Config) -> None:
         runner = stack.enter_context(asyncio.Runner())
         torch.set_num_threads(recorded.topology.threads_per_learner)
         model = replace(recorded.model, path=policy_folder(recorded.model.path))
-        learner = GrpoLearner(recorded.algorithm, model, sampling_of(recorded.rollout))
+        learner = GrpoLearner(
+            recorded.algorithm,
+            model,
+            sampling_of(recorded.rollout),
+            engine=recorded.topology.learner_engine,
+        )
         engines = Engines(recorded, tasks, runner, stack) if config.replay.sampling else None
         reports = []
         for step in range(last + 1):
