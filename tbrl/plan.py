@@ -129,8 +129,14 @@ def memory(config: Config, numbers: ModelNumbers) -> list[Need]:
             "topology.tensor_parallel or lower rollout.max_episode_tokens"
         )
     rollout = {"engine weights": weights, "KV cache": budget - weights}
+    kept = 12.0
+    if t.learner_offload:
+        # Always on the host; also the gradient, once more as AdamW reads it, and the weights in
+        # compute dtype.
+        del learner["master, gradient, moments"]
+        kept = 20.0 + compute
     state = {
-        "offloaded learner state": 12 * p / t.nodes,
+        "offloaded learner state": kept * p / t.nodes,
         "sleeping engine weights": weights * t.tensor_parallel * t.rollout_workers / t.nodes,
         "processes": 4.0 * t.gpus_per_node,
     }
@@ -196,7 +202,7 @@ def print_plan(config: Config) -> None:
     grid.add_row(
         "topology",
         f"{t.name}: {devices}, {t.rollout_workers} engines x TP{t.tensor_parallel}, "
-        f"{t.learner_world} learner ranks, weights by {t.weight_transfer}",
+        f"{t.learner_world} learner ranks ({t.learner_engine}), weights by {t.weight_transfer}",
     )
     grid.add_row(
         "batch",
