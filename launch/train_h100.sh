@@ -11,4 +11,5 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 source "$ROOT/launch/env.sh"
 cd "$ROOT"
-exec python -m tbrl.launch stage=train topology=h100x24 topology.ray_address=auto "$@"
+exec python -m tbrl.launch stage=train experiment=reference model=local \
+    topology=h100x24 topology.ray_address=auto "$@"

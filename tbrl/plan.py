@@ -6,9 +6,13 @@ Memory is an estimate from the model's own numbers (safetensors headers, config.
     KV cache            2 x layers x kv heads x head dim x bytes, a token, / tensor_parallel
     loading             the whole policy in float32 on the host of the first learner rank
     learner state       float32 master, gradient and two AdamW moments: 16 bytes each / world
-    gathered layer      one layer in compute dtype (FSDP gathers layer by layer)
+    gathered layers     two layers in compute dtype (FSDP gathers one ahead), one's gradient in it
+                        and in float32 on its way to the shards; embedding and head, gathered
+                        throughout, the same with one of them
     activations         about 34 x hidden bytes a token and layer in 16 bit (Korthikanti et al.
-                        2022, arXiv:2205.05198, without attention scores); checkpointing: 2 x
+                        2022, arXiv:2205.05198, without attention scores); checkpointing: 2 x, and
+                        one layer whole. Tokens: of a micro-batch, or of one longest episode
+    sleeping engine     what sleep leaves on the GPU: contexts, NCCL, workspaces
     logits              head_chunk x vocabulary x 4 bytes x 3 (logits, softmax, gradient)
 """
 
@@ -29,6 +33,7 @@ from tbrl.policy.builtin import policy_folder
 from tbrl.stages.common import resolved_yaml
 
 GIB = float(1 << 30)
+SLEEPING_GIB = 5.0
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -100,12 +105,17 @@ def memory(config: Config, numbers: ModelNumbers) -> list[Need]:
     kv_token *= _BYTES[config.model.engine_dtype]
     weights = p * _BYTES[config.model.engine_dtype] / t.tensor_parallel
     compute = _BYTES[config.model.learner_dtype]
-    tokens = max(a.micro_batch_tokens, 1) / t.sequence_parallel
-    a_token = (2 if a.gradient_checkpointing else 34) * numbers.hidden * compute / 2
+    tokens = max(a.micro_batch_tokens, config.rollout.max_episode_tokens) / t.sequence_parallel
+    whole = 34 * numbers.hidden * compute / 2
+    kept = 2 * numbers.hidden * compute / 2 * numbers.layers + whole
+    ends = 2 * numbers.vocabulary * numbers.hidden / GIB
+    gathered = (p - min(ends, p)) / numbers.layers * (3 * compute + 4) + ends * (2 * compute + 4)
     learner = {
         "master, gradient, moments": 16 * p / t.learner_world,
-        "gathered layer": p / numbers.layers * compute,
-        "activations": tokens * numbers.layers * a_token / GIB,
+        "gathered layers": gathered if t.learner_world > 1 else 0.0,
+        "activations": tokens
+        * (kept if a.gradient_checkpointing else whole * numbers.layers)
+        / GIB,
         "logits": 3 * 4 * a.head_chunk * numbers.vocabulary / GIB,
     }
     host = t.host_memory_gib or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
@@ -144,8 +154,18 @@ def memory(config: Config, numbers: ModelNumbers) -> list[Need]:
     load = {"whole policy on the first rank": 4 * p * copies, "processes": state["processes"]}
     needs = [Need("load", "host", load, host)]
     needs += [Need("rollout", "GPU", rollout, gpu), Need("rollout", "host", state, host)]
-    resident = learner if t.colocated else {**learner, **rollout}
-    needs.append(Need("learn", "GPU", resident, gpu))
+    if t.colocated:
+        learner["sleeping engine"] = SLEEPING_GIB
+        largest = ends / 2 * compute
+        both = {
+            "master, moments": 12 * p / t.learner_world,
+            "engine weights": weights,
+            "largest tensor, four times": 4 * max(largest, 1.0),
+            "sleeping engine": SLEEPING_GIB,
+        }
+    needs.append(Need("learn", "GPU", learner, gpu))
+    if t.colocated:
+        needs.append(Need("hand over", "GPU", both, gpu))
     needs.append(Need("learn", "host", state, host))
     return needs
 

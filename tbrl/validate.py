@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from tbrl.config import Config, EndpointConfig, TopologyConfig
+from tbrl.devices import engine_places, learner_places
 from tbrl.errors import ConfigError
 from tbrl.learner.deepspeed_package import check_deepspeed
 from tbrl.policy.builtin import policy_folder
@@ -37,8 +38,10 @@ def validate(config: Config) -> None:
         _openenv(config)
     if config.stage in _NEEDS_MODEL:
         check_model(config.model.path)
-    if config.stage in _NEEDS_ENGINE and not config.dry_run:
-        _devices(config)
+    if config.stage in _NEEDS_ENGINE:
+        if not config.dry_run:
+            _devices(config)
+        _architecture(config)
     zero3 = config.topology.learner_engine == "zero3"
     if zero3 and config.stage in _NEEDS_LEARNER and not config.dry_run:
         check_deepspeed()
@@ -163,18 +166,64 @@ def _topology(config: Config) -> None:
         t.weight_transfer != "shm",
         "topology.weight_transfer='shm' is for CPU; use ipc (colocated) or nccl on GPUs",
     )
+    learners, engines = learner_places(t), engine_places(t)
     gpus = t.nodes * t.gpus_per_node
-    engines = t.rollout_workers * t.tensor_parallel
-    needed = max(engines, t.learner_world) if t.colocated else engines + t.learner_world
+    fits = all(p.node < t.nodes and max(p.devices) < t.gpus_per_node for p in learners)
     _require(
-        needed <= gpus,
+        fits and len(engines) == t.rollout_workers,
         f"topology={t.name}: {t.rollout_workers} engines x TP{t.tensor_parallel} and "
-        f"{t.learner_world} learner ranks need {needed} GPUs, it has {gpus}",
+        f"{t.learner_world} learner ranks do not fit {t.nodes} nodes x {t.gpus_per_node} GPUs"
+        f"{'' if t.colocated else ' of their own'}; an engine lies within one node",
     )
     _require(
         t.gpus_per_node % t.tensor_parallel == 0,
         f"topology.tensor_parallel={t.tensor_parallel} does not divide the "
         f"{t.gpus_per_node} GPUs of a node",
+    )
+    _require(
+        (t.weight_transfer == "ipc") == t.colocated,
+        f"topology.weight_transfer={t.weight_transfer!r} with topology.colocated={t.colocated}: "
+        "ipc hands weights over within a GPU that both use, nccl between GPUs of their own",
+    )
+    held = {(p.node, device) for p in learners for device in p.devices}
+    bare = [p for p in engines if any((p.node, device) not in held for device in p.devices)]
+    _require(
+        not (t.colocated and bare),
+        f"topology.learner_world={t.learner_world}: each GPU of an engine needs a learner rank to "
+        f"take its weights from; use topology.learner_world={gpus}",
+    )
+
+
+def _architecture(config: Config) -> None:
+    """The model's own limits, which engine and learner would only meet minutes later."""
+    t, room, path = config.topology, config.engine.max_model_len, config.model.path
+    model = json.loads((Path(policy_folder(path)) / "config.json").read_text())
+    model = model.get("text_config", model)
+    scaling = model.get("rope_scaling") or model.get("rope_parameters") or {}
+    longest = model.get("max_position_embeddings", 0) * float(scaling.get("factor") or 1.0)
+    if scaling.get("original_max_position_embeddings"):
+        original = scaling["original_max_position_embeddings"] * float(scaling.get("factor") or 1.0)
+        longest = max(model.get("max_position_embeddings", 0), original)
+    _require(
+        not longest or room <= longest,
+        f"engine.max_model_len={room} is above the {longest:.0f} positions of model.path={path}; "
+        "lower it (and rollout.max_episode_tokens), or use a model with a longer context",
+    )
+    heads = model.get("num_attention_heads", 0)
+    for key, value in (
+        ("tensor_parallel", t.tensor_parallel),
+        ("sequence_parallel", t.sequence_parallel),
+    ):
+        _require(
+            heads % value == 0,
+            f"topology.{key}={value} does not divide the {heads} attention heads of "
+            f"model.path={path}",
+        )
+    windows = set(model.get("layer_types") or ()) - {"full_attention"}
+    _require(
+        not windows or config.stage not in ("train", "pipeline"),
+        f"model.path={path} has {', '.join(sorted(windows))} layers; the learner packs sequences "
+        "and needs full attention in every layer",
     )
 
 

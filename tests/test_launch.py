@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine_toys import write_policy
 
 from tbrl.config import Config
+from tbrl.errors import ConfigError
 from tbrl.launch import compose_config, main
-from tbrl.plan import check_fits, memory, model_numbers
+from tbrl.plan import ModelNumbers, check_fits, memory, model_numbers
 from tbrl.stages.registry import STAGES, stage_main
 from tbrl.stages.sweep import expand
 
@@ -137,13 +139,30 @@ def test_a_plan_that_cannot_fit_is_refused_and_names_the_largest_part(
     numbers = model_numbers(policy)
     config = compose_config(["topology=h100x8", "model.engine_dtype=bfloat16"])
     check_fits(memory(config, numbers))
-    from dataclasses import replace
-
-    from tbrl.errors import ConfigError
-
-    large = replace(numbers, parameters=int(60e9))
+    large = replace(numbers, parameters=int(60e9), layers=64)
     with pytest.raises(ConfigError, match="master, gradient, moments"):
         check_fits(memory(config, large))
+
+
+REFERENCE = ["topology=h100x24", "experiment=reference", "model=local", "model.path=x"]
+MODELS = {
+    "Qwen3-8B": ModelNumbers(8_190_735_360, 36, 4096, 8, 128, 151936),
+    "Qwen3-30B-A3B": ModelNumbers(30_532_122_624, 48, 2048, 4, 128, 151936),
+    "Qwen3-32B": ModelNumbers(32_762_123_264, 64, 5120, 8, 128, 151936),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_reference_run_fits_its_gpus_by_the_plans_own_estimate(name: str) -> None:
+    needs = memory(compose_config(REFERENCE), MODELS[name])
+    check_fits(needs)
+    assert {need.phase for need in needs} == {"load", "rollout", "learn", "hand over"}
+
+
+def test_the_longest_episode_counts_and_needs_checkpointing() -> None:
+    config = compose_config([*REFERENCE, "algorithm.gradient_checkpointing=false"])
+    with pytest.raises(ConfigError, match="activations"):
+        check_fits(memory(config, MODELS["Qwen3-8B"]))
 
 
 def test_model_numbers_count_the_parameters_of_the_file(policy: Path) -> None:
