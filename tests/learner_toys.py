@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
 from collections.abc import Callable
@@ -147,6 +148,8 @@ def _rank_main(
     sequence_parallel: int,
 ) -> None:
     torch.set_num_threads(1)
+    # DeepSpeed collects garbage whenever an engine starts: not among all that was imported.
+    gc.freeze()
     store = dist.TCPStore("127.0.0.1", port, world, False)
     try:
         ranks = join_ranks(
