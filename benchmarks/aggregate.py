@@ -29,7 +29,11 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from tbrl.evaluation.results import FORMAT
+from tbrl.usage import RoleUsage, Usage
+
 ROOT = Path(__file__).resolve().parent.parent
+TOKENS = RoleUsage(agent=Usage(6, 6000, 4000, 300)).to_json()
 
 TBRL = """
 from pathlib import Path
@@ -151,7 +155,7 @@ def row_of(task: int, attempt: int, passed: bool, messages: list[dict[str, objec
         "is_system_error": False,
         "finish_reason": "done",
         "tbrl": {
-            "format": 1,
+            "format": FORMAT,
             "attempt": attempt,
             "policy": "p",
             "policy_version": 3,
@@ -161,7 +165,7 @@ def row_of(task: int, attempt: int, passed: bool, messages: list[dict[str, objec
             "finish_reason": "done",
             "attribution": "" if passed else "business_write_wrong",
             "agent_turns": 2 * turns,
-            "tokens": {"agent": {"input": 6000, "cached": 0, "output": 300}},
+            "tokens": TOKENS,
             "seconds": {"total": 10.0},
         },
     }

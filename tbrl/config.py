@@ -249,6 +249,25 @@ class CurationConfig:
 
 
 @dataclass
+class PriceConfig:
+    """Of one model, in any one currency per million tokens; free models say so with 0."""
+
+    input: float | None = None
+    cached: float | None = None
+    """Of input read from a prefix cache; null: as `input`."""
+    output: float | None = None
+
+
+@dataclass
+class PricesConfig:
+    """What models cost, by role. All null: the report shows tokens instead."""
+
+    agent: PriceConfig = field(default_factory=PriceConfig)
+    user: PriceConfig = field(default_factory=PriceConfig)
+    judge: PriceConfig = field(default_factory=PriceConfig)
+
+
+@dataclass
 class EvaluationConfig:
     attempts: int = 20
     policy: str = "engine"
@@ -261,8 +280,7 @@ class EvaluationConfig:
     repair: bool = False
     """Run only the missing or failed (task, attempt) keys of an existing results file."""
     bootstrap: int = 2000
-    prices: dict[str, dict[str, float]] = field(default_factory=dict)
-    """{role: {input, cached, output}} in currency per million tokens; role: agent, user, judge."""
+    prices: PricesConfig = field(default_factory=PricesConfig)
     show_golden: bool = False
     """Show golden differences of evaluation-only tasks in the report."""
     allow_parity_mismatch: bool = False

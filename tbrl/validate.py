@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from tbrl.config import Config, EndpointConfig, TopologyConfig
@@ -17,6 +19,7 @@ from tbrl.stages.registry import STAGES
 _NEEDS_MODEL = {"pipeline", "probe", "train", "evaluate", "serve", "verify"}
 _NEEDS_ENGINE = {"pipeline", "probe", "train", "evaluate"}
 _NEEDS_LEARNER = {"pipeline", "train"}
+_EVALUATES = {"pipeline", "evaluate"}
 
 
 def validate(config: Config) -> None:
@@ -27,6 +30,7 @@ def validate(config: Config) -> None:
     _choices(config)
     _lengths(config)
     _topology(config)
+    _prices(config)
     for key, endpoint, used in (
         ("user.endpoint", config.user.endpoint, config.user.kind == "llm"),
         ("judge.endpoint", config.judge.endpoint, config.judge.kind == "llm"),
@@ -133,6 +137,38 @@ def _choices(config: Config) -> None:
         f"algorithm.constant_length={a.constant_length}: give the constant, in tokens, with "
         "algorithm.aggregation=constant-length",
     )
+
+
+def _prices(config: Config) -> None:
+    """Each price is sound, and none is missing that the stage will need."""
+    e = config.evaluation
+    models = {
+        "agent": e.policy != "recorded",
+        "user": config.user.kind == "llm",
+        "judge": config.judge.kind == "llm",
+    }
+    given: dict[str, bool] = {}
+    for role in models:
+        prices = asdict(getattr(e.prices, role))
+        for kind, price in prices.items():
+            _require(
+                price is None or (math.isfinite(price) and price >= 0),
+                f"evaluation.prices.{role}.{kind}={price}: a price is 0 or more, in currency per "
+                "million tokens; 0 if it is free",
+            )
+        given[role] = any(price is not None for price in prices.values())
+        for kind in ("input", "output"):
+            _require(
+                not given[role] or prices[kind] is not None,
+                f"evaluation.prices.{role}.{kind}=null while {role} has another price; give both "
+                "input and output, 0 if it is free",
+            )
+    for role, asked in models.items():
+        _require(
+            not asked or given[role] or not any(given.values()) or config.stage not in _EVALUATES,
+            f"evaluation.prices.{role}.input=null while others have a price; give that of the "
+            f"{role} too, 0 if it is free",
+        )
 
 
 def _lengths(config: Config) -> None:

@@ -10,6 +10,7 @@ import pytest
 from evaluation_helpers import LABELS, FakeRun, episode_of, scored
 from rich.console import Console
 
+from tbrl.config import PriceConfig, PricesConfig
 from tbrl.errors import ConfigError
 from tbrl.evaluation.campaign import Campaign, run_campaign
 from tbrl.evaluation.metrics import TaskLabels
@@ -20,6 +21,7 @@ from tbrl.evaluation.terminal import print_summary
 from tbrl.types import RowChange
 
 pytestmark = pytest.mark.anyio
+PRICES = PricesConfig(agent=PriceConfig(input=1.0, output=2.0))
 GOLDEN = RowChange("orders", '{"id":1}', "updated", "status", '"golden-canary"', '"closed"')
 
 
@@ -94,7 +96,7 @@ async def test_page_is_whole_and_loads_nothing(tmp_path):
     await evaluate(tmp_path, "before", failing())
     await evaluate(tmp_path, "after", FakeRun({("d/refund/0", 1): False}))
     training(tmp_path)
-    html = render(load_report(tmp_path, ReportOptions(prices={"agent": {"input": 1.0}})))
+    html = render(load_report(tmp_path, ReportOptions(prices=PRICES)))
     page = Page(html)
     assert page.open == [] and page.loads == []
     assert not re.search(r"url\(|@import|https?://", html)

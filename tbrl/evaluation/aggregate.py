@@ -7,7 +7,7 @@ on both kinds of file (few long rows, many short ones), and it alone can name th
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +16,17 @@ import numpy as np
 from tbrl.errors import ConfigError
 from tbrl.evaluation.coverage import Coverage, Key, coverage_of
 from tbrl.evaluation.metrics import Attempts, TaskLabels
-from tbrl.evaluation.results import ResultRow, read_rows
+from tbrl.evaluation.results import ResultRow, agent_usage_of, read_failures, read_rows
 from tbrl.types import JsonObject
+from tbrl.usage import RoleUsage, Usage
 
 LABEL_COLUMNS = frozenset({"tags", "priority", "type", "category", "severity", "labels"})
 """Columns that only sort a record into a drawer: a zero that differs in nothing else is a
 disagreement about labels, not about what was done."""
+
+
+Tokens = dict[str, Counter[str]]
+"""{role: {count of Usage: sum}}"""
 
 
 @dataclass(slots=True)
@@ -46,8 +51,11 @@ class Aggregate:
     tasks: dict[str, TaskTotals] = field(default_factory=dict)
     """In the order of first appearance."""
     rows: int = 0
-    tokens: dict[str, dict[str, int]] = field(default_factory=dict)
-    """{role: {input, cached, output}}, all attempts together."""
+    tokens: Tokens = field(default_factory=lambda: defaultdict(Counter))
+    """Of scored attempts."""
+    failed_tokens: Tokens = field(default_factory=lambda: defaultdict(Counter))
+    """Of what failed and has no score."""
+    failed_tries: int = 0
     agent_turns: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Wall seconds by phase, all attempts together."""
@@ -78,35 +86,35 @@ class Aggregate:
             self.attribution[ours.get("attribution") or "unattributed"] += 1
             self.label_only += is_label_only(ours.get("differences", ()))
         self.agent_turns += ours.get("agent_turns", 0)
-        for role, used in ours.get("tokens", {}).items():
-            self._add_tokens(role, used)
+        _add_tokens(self.tokens, ours["tokens"])
         sums = self.seconds
         for phase, seconds in ours.get("seconds", {}).items():
             sums[phase] += seconds
 
     def _add_foreign_usage(self, row: ResultRow) -> None:
-        for used in row.raw.get("usage") or ():
-            details = used.get("input_tokens_details") or {}
-            self._add_tokens(
-                "agent",
-                {
-                    "input": used.get("input_tokens", 0),
-                    "cached": details.get("cached_tokens", 0),
-                    "output": used.get("output_tokens", 0),
-                },
-            )
-            self.agent_turns += 1
+        """Foreign rows count the agent's tokens only."""
+        into = self.failed_tokens if row.passed is None else self.tokens
+        _add_tokens(into, {"agent": agent_usage_of(row.raw).to_json()})
+        self.failed_tries += row.passed is None
+        self.agent_turns += len(row.raw.get("usage") or ())
         self.seconds["total"] += row.raw.get("metadata", {}).get("execution_time", 0.0)
 
-    def _add_tokens(self, role: str, used: dict[str, int]) -> None:
-        total = self.tokens.get(role)
-        if total is None:
-            total = self.tokens[role] = {"input": 0, "cached": 0, "output": 0}
-        total["input"] += used.get("input", 0)
-        total["cached"] += used.get("cached", 0)
-        total["output"] += used.get("output", 0)
+    def add_failure(self, row: JsonObject) -> None:
+        """A line of the failures file: it costs, and has no part in any rate."""
+        self.failed_tries += 1
+        _add_tokens(self.failed_tokens, row["tokens"])
 
     # ------------------------------------------------------------ what it says
+
+    @property
+    def usage(self) -> RoleUsage:
+        """Of scored attempts."""
+        return RoleUsage(**{role: Usage(**counts) for role, counts in self.tokens.items()})
+
+    @property
+    def failed_usage(self) -> RoleUsage:
+        """Of what failed and has no score."""
+        return RoleUsage(**{role: Usage(**counts) for role, counts in self.failed_tokens.items()})
 
     @property
     def successes(self) -> int:
@@ -159,6 +167,14 @@ class Aggregate:
         return Attempts(refs, passed, tuple(self.tasks[ref].labels for ref in refs))
 
 
+def _add_tokens(total: Tokens, tokens: Mapping[str, Mapping[str, int]]) -> None:
+    for role, used in tokens.items():
+        if used["requests"]:
+            counts = total[role]
+            for name, count in used.items():
+                counts[name] += count
+
+
 def is_label_only(differences: Sequence[JsonObject]) -> bool:
     """At least one difference, and all of them in labels."""
     return bool(differences) and all(d["column"] in LABEL_COLUMNS for d in differences)
@@ -166,12 +182,14 @@ def is_label_only(differences: Sequence[JsonObject]) -> bool:
 
 def aggregate(path: Path) -> Aggregate:
     """Aggregate a results file; ConfigError as in `read_rows`."""
-    return aggregate_rows(read_rows(path), str(path))
+    return aggregate_rows(read_rows(path), path)
 
 
-def aggregate_rows(rows: Iterable[ResultRow], source: str) -> Aggregate:
-    """Aggregate rows that are already being read."""
-    total = Aggregate(source)
+def aggregate_rows(rows: Iterable[ResultRow], path: Path) -> Aggregate:
+    """Aggregate the rows of a file that are already being read, and its failures."""
+    total = Aggregate(str(path))
+    for failure in read_failures(path):
+        total.add_failure(failure)
     for row in rows:
         total.add(row)
     return total

@@ -23,7 +23,7 @@ import orjson
 from tbrl.errors import BackendFailure, ConfigError
 from tbrl.evaluation.coverage import Coverage, Key, coverage_of
 from tbrl.evaluation.metrics import TaskLabels
-from tbrl.evaluation.results import failure_of, read_rows, row_of
+from tbrl.evaluation.results import failure_of, failures_beside, read_rows, row_of
 from tbrl.records.jsonl import JsonlWriter, recover_tail
 from tbrl.types import Episode, Failed, JsonObject
 from tbrl.usage import RoleUsage, unanswered
@@ -61,7 +61,7 @@ class Campaign:
 
     @property
     def failures_path(self) -> Path:
-        return self.path.with_suffix(".failures.jsonl")
+        return failures_beside(self.path)
 
     def identity(self) -> JsonObject:
         """What must not change between a campaign and its resumption."""

@@ -13,7 +13,9 @@ from markupsafe import Markup
 from tbrl.evaluation import canvas, plots
 from tbrl.evaluation import report_charts as charts
 from tbrl.evaluation.compare import Comparison, compare
+from tbrl.evaluation.cost import has_prices
 from tbrl.evaluation.metrics import Attempts, Summary, TaskLabels, summarize
+from tbrl.evaluation.report_cost import money, role_columns, role_rows, unknown_usage
 from tbrl.evaluation.report_data import Report, RunResults
 from tbrl.evaluation.task_pages import task_views
 
@@ -115,23 +117,26 @@ def breakdown_rows(report: Report) -> list[tuple[str, list[tuple[int, int, int]]
 def effort(run: RunResults) -> dict[str, str]:
     """What a run took, per attempt and as a whole; a dash where it is not known."""
     total, cost = run.aggregate, run.cost
-    agent = total.tokens.get("agent", {})
+    agent = total.usage.agent
 
-    def each(value: float) -> str:
+    def each(value: float, known: bool = True) -> str:
+        if not known:
+            return "unknown"
         return canvas.plain(value / total.rows) if total.rows and value else "–"
-
-    def money(value: float | None) -> str:
-        return "–" if value is None else f"{value:,.2f}" if value >= 1 else f"{value:.2g}"
 
     return {
         "scored": f"{total.scored:,}",
+        "failed": f"{total.failed_tries:,}",
         "turns": each(total.agent_turns),
-        "input": each(agent.get("input", 0)),
-        "output": each(agent.get("output", 0)),
+        "input": each(agent.input, not agent.unknown),
+        "output": each(agent.output, not agent.unknown),
         "seconds": each(total.seconds["total"]),
-        "cost": money(cost.campaign if cost else None),
-        "per_success": money(cost.per_success if cost else None),
-        "per_dependable": money(cost.per_dependable_task if cost else None),
+        "cost": money(cost.campaign() if cost else None),
+        "cost_failed": money(cost.failed_tries() if cost else None),
+        "per_attempt": money(cost.per_attempt() if cost else None),
+        "per_task": money(cost.per_task() if cost else None),
+        "per_success": money(cost.per_success() if cost else None),
+        "per_dependable": money(cost.per_dependable_task() if cost else None),
     }
 
 
@@ -148,7 +153,8 @@ def absent(report: Report) -> list[str]:
         missing.append("no training steps in metrics.jsonl")
     if not report.curation:
         missing.append("no curation/aggregates.jsonl")
-    if not report.options.prices:
+    missing.extend(unknown_usage(report))
+    if not has_prices(report.options.prices):
         missing.append("no prices (evaluation.prices): tokens are shown instead of costs")
     return missing
 
@@ -187,6 +193,8 @@ def render(report: Report) -> str:
         histogram=Markup(charts.rate_histogram(report)),
         scatter=Markup(charts.scatter(report)),
         reliability=Markup(charts.reliability(report)),
+        role_columns=[column.name for column in role_columns(report)],
+        role_rows=role_rows(report),
         cost_chart=Markup(charts.cost_chart(report)),
         band_chart=Markup(charts.band_chart(report)),
         yield_chart=Markup(charts.yield_chart(report)),

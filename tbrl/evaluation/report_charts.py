@@ -18,6 +18,7 @@ from tbrl.evaluation.metrics import (
     pass_rate,
 )
 from tbrl.evaluation.plots import Bars, Dot, Pair, Series
+from tbrl.evaluation.report_cost import money
 from tbrl.evaluation.report_data import Report, RunResults
 from tbrl.types import JsonObject
 
@@ -48,6 +49,7 @@ def curves(report: Report) -> list[tuple[str, str]]:
         ("Gradient norm", "grad_norm", canvas.plain),
         ("Sampler / learner mismatch, KL", "mismatch_kl", canvas.plain),
         ("Tokens per second", "tokens_per_s", canvas.plain),
+        ("Prompt tokens from the prefix cache", "cache_hit_share", canvas.percent),
         ("Finished by the agent itself", "finished", canvas.percent),
     )
     found = []
@@ -226,18 +228,16 @@ def cost_chart(report: Report) -> str:
     for run in complete_runs(report):
         assert run.summary is not None
         priced = run.cost is not None
-        x = run.cost.campaign if run.cost else output_tokens(run) / max(1, run.aggregate.rows)
+        written = run.aggregate.usage.agent.output / max(1, run.aggregate.rows)
+        x = run.cost.campaign().known if run.cost else written
         share = run.summary.dependable_share.value
-        title = f"{run.name}: {canvas.plain(x)}, {100 * share:.1f} % of tasks pass every attempt"
+        shown = money(run.cost.campaign()) if run.cost else canvas.plain(x)
+        title = f"{run.name}: {shown}, {100 * share:.1f} % of tasks pass every attempt"
         dots.append(Dot(x, share, 7.0, title, color_of(report, run), run.name))
     if not dots:
         return ""
     label = "cost of the campaign" if priced else "output tokens per attempt (no prices given)"
     return plots.labelled_scatter(dots, label, "tasks that pass every attempt")
-
-
-def output_tokens(run: RunResults) -> int:
-    return run.aggregate.tokens.get("agent", {}).get("output", 0)
 
 
 # ---------------------------------------------------------------- curation

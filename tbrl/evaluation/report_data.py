@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
+from tbrl.config import PricesConfig
 from tbrl.errors import ConfigError
 from tbrl.evaluation.aggregate import Aggregate, aggregate_rows
 from tbrl.evaluation.campaign import load_identity
-from tbrl.evaluation.cost import Cost, campaign_cost
+from tbrl.evaluation.cost import Cost, campaign_cost, has_prices
 from tbrl.evaluation.coverage import Coverage
 from tbrl.evaluation.metrics import Attempts, Summary, summarize
 from tbrl.evaluation.results import ResultRow, read_rows
@@ -50,7 +51,7 @@ class RunResults:
 class ReportOptions:
     """How the report is made."""
 
-    prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    prices: PricesConfig = field(default_factory=PricesConfig)
     resamples: int = 2000
     seed: int = 0
     show_golden: bool = False
@@ -122,7 +123,7 @@ def load_results(path: Path, name: str, options: ReportOptions) -> RunResults:
             examples.offer(row)
             yield row
 
-    total = aggregate_rows(watched(), str(path))
+    total = aggregate_rows(watched(), path)
     identity = load_identity(path) or {}
     tasks, count = identity.get("tasks", ()), identity.get("attempts", 0)
     coverage = total.coverage(tasks, count)
@@ -131,8 +132,16 @@ def load_results(path: Path, name: str, options: ReportOptions) -> RunResults:
     cost = None
     if attempts is not None:
         summary = summarize(attempts, resamples=options.resamples, seed=options.seed)
-        if options.prices:
-            cost = campaign_cost(total.tokens, options.prices, total.successes, summary.dependable)
+        if has_prices(options.prices):
+            cost = campaign_cost(
+                total.usage,
+                total.failed_usage,
+                options.prices,
+                attempts=total.scored,
+                tasks=summary.tasks,
+                successes=total.successes,
+                dependable=summary.dependable,
+            )
     return RunResults(name, total, coverage, attempts, summary, cost, examples)
 
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from tbrl.errors import ConfigError
 from tbrl.evaluation.metrics import TaskLabels
-from tbrl.records.jsonl import decode_line
+from tbrl.records.jsonl import decode_line, read_jsonl
 from tbrl.types import Episode, Failed, JsonObject, Scored, Turn
-from tbrl.usage import RoleUsage, Usage
+from tbrl.usage import NOTHING, UNKNOWN, RoleUsage, Usage
 
 FORMAT = 2
 """Version of the `tbrl` part of a row."""
@@ -139,6 +139,31 @@ def failure_of(
 
 
 # ---------------------------------------------------------------- reading rows
+
+
+def failures_beside(path: Path) -> Path:
+    """The failures file of a results file."""
+    return path.with_suffix(".failures.jsonl")
+
+
+def read_failures(path: Path) -> list[JsonObject]:
+    """What failed on the way to a results file; nothing where it has no failures file."""
+    beside = failures_beside(path)
+    return read_jsonl(beside) if beside.is_file() else []
+
+
+def agent_usage_of(raw: JsonObject) -> Usage:
+    """What the agent used by a row of the common form, whoever wrote it."""
+    turns = [_turn_usage(used) for used in raw.get("usage") or ()]
+    return sum(turns, NOTHING) if turns else UNKNOWN
+
+
+def _turn_usage(used: JsonObject) -> Usage:
+    read, written = used.get("input_tokens"), used.get("output_tokens")
+    if read is None or written is None:
+        return UNKNOWN
+    details = used.get("input_tokens_details") or {}
+    return Usage.of(read, details.get("cached_tokens"), written)
 
 
 class ResultRow(NamedTuple):

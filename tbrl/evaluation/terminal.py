@@ -7,6 +7,7 @@ from rich.table import Table
 
 from tbrl.evaluation.metrics import Interval, Summary
 from tbrl.evaluation.report import HeadlineRow, absent, attribution_rows, effort, headline, p_value
+from tbrl.evaluation.report_cost import role_columns, role_rows
 from tbrl.evaluation.report_data import Report
 
 
@@ -16,6 +17,8 @@ def print_summary(report: Report, console: Console) -> None:
     if rows:
         console.print(_headline_table(rows))
     console.print(_runs_table(report))
+    if report.runs:
+        console.print(_roles_table(report))
     if any(run.aggregate.attribution for run in report.runs):
         console.print(_attribution_table(report))
     for line in absent(report):
@@ -74,7 +77,11 @@ def _runs_table(report: Report) -> Table:
         ("turns per attempt", "turns"),
         ("tokens written per attempt", "output"),
         ("seconds per attempt", "seconds"),
+        ("tries that failed", "failed"),
         ("campaign cost", "cost"),
+        ("of it failed tries", "cost_failed"),
+        ("cost per attempt", "per_attempt"),
+        ("cost per task", "per_task"),
         ("cost per dependable task", "per_dependable"),
     ):
         table.add_row(label, *(e[key] for e in efforts))
@@ -85,6 +92,16 @@ def _pass_hat(summary: Summary, k: int) -> str:
     """Unbiased pass^k; a dash where fewer attempts were made."""
     found = [p.unbiased for p in summary.pass_hat if p.k == k]
     return f"{100 * found[0]:.1f} %" if found else "–"
+
+
+def _roles_table(report: Report) -> Table:
+    table = Table(title="Tokens and cost by role, failed tries included")
+    table.add_column("")
+    for column in role_columns(report):
+        table.add_column(column.name, justify="right")
+    for label, cells in role_rows(report):
+        table.add_row(label, *cells)
+    return table
 
 
 def _attribution_table(report: Report) -> Table:
