@@ -23,6 +23,7 @@ from tbrl.serving.completions import Chunk, VllmCompletions
 from tbrl.serving.memory import ConversationMemory
 from tbrl.serving.proxy import Limits, Proxy
 from tbrl.serving.replies import ReplyStream, read_reply
+from tbrl.usage import Usage, usage_of_completion
 
 TOKENIZER = toy_tokenizer("chatml_xml")
 RENDERER = Renderer(TOKENIZER)
@@ -41,8 +42,9 @@ class ScriptedEngine:
 
     max_model_len = 4000
 
-    def __init__(self, policy: Callable[[list[int]], list[int]]) -> None:
+    def __init__(self, policy: Callable[[list[int]], list[int]], cached: int | None = None) -> None:
         self.policy = policy
+        self.cached = cached
         self.calls: list[tuple[list[int], dict, int]] = []
 
     async def stream(
@@ -56,6 +58,8 @@ class ScriptedEngine:
             await asyncio.sleep(0)
             last = start + 2 >= len(ids)
             yield Chunk(tuple(ids[start : start + 2]), finish if last else None)
+        if self.cached is not None:
+            yield Chunk((), cached_tokens=self.cached)
 
 
 def says(text: str) -> ScriptedEngine:
@@ -123,6 +127,23 @@ def test_tool_call_comes_back_in_openai_form() -> None:
         "completion_tokens": sampled,
         "total_tokens": len(prompt) + sampled,
     }
+
+
+@pytest.mark.parametrize("cached", [0, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_prompt_tokens_are_passed_on_as_the_engine_says_them(
+    cached: int, stream: bool
+) -> None:
+    engine = ScriptedEngine(lambda _: spell("Hi<|im_end|>"), cached)
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = post(proxy(engine).app, {"messages": HI, **options})
+    if stream:
+        usage = json.loads(answer.text.split("\n\n")[-3].removeprefix("data: "))["usage"]
+    else:
+        usage = answer.json()["usage"]
+    assert usage_of_completion({"usage": usage}) == Usage.of(
+        len(RENDERER.prompt(HI, ())), cached, len(spell("Hi<|im_end|>"))
+    )
 
 
 def test_reasoning_is_kept_apart_and_done_stays_in_the_content() -> None:
@@ -439,6 +460,18 @@ def test_engine_gets_ids_and_gives_ids_with_the_stop_token() -> None:
     assert chunks[-1].finish_reason == "stop"
     assert (seen["prompt"], seen["seed"], seen["max_tokens"]) == ([1, 2], 3, 7)
     assert seen["stop_token_ids"] == [9] and seen["return_token_ids"] is True
+
+
+@pytest.mark.parametrize(
+    ("details", "cached"),
+    [({"prompt_tokens_details": {"cached_tokens": 2}}, 2), ({}, None)],
+)
+def test_engine_says_at_the_end_what_was_cached(details: dict, cached: int | None) -> None:
+    usage = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1, **details}}
+    text = events({"token_ids": [9], "finish_reason": "stop"}).text
+    text = text.replace("data: [DONE]", f"data: {json.dumps(usage)}\n\ndata: [DONE]")
+    chunks = collect(completions(lambda _: httpx.Response(200, text=text)))
+    assert (chunks[0].ids, chunks[-1].cached_tokens) == ((9,), cached)
 
 
 def test_engine_that_refuses_or_breaks_off_is_a_failure() -> None:

@@ -18,6 +18,7 @@ from tbrl.serving.completions import VllmCompletions
 from tbrl.serving.proxy import Proxy
 from tbrl.serving.server import readers
 from tbrl.types import Sampling
+from tbrl.usage import usage_of_completion
 
 pytestmark = pytest.mark.timeout(900)  # starts vLLM twice
 
@@ -82,7 +83,10 @@ async def chat(app: object, policy: str, tools: list[dict]) -> list[list[dict]]:
                 ]
                 error = choice["tbrl"]["error"]
                 turns.append({"calls": calls, "error": error, "done": choice["tbrl"]["done"]})
-                turns[-1]["tokens"] = reply.json()["usage"]["total_tokens"]
+                usage = usage_of_completion(reply.json())
+                turns[-1]["tokens"] = usage.input + usage.output
+                assert usage.unknown == usage.cache_unknown == 0
+                assert usage.cached > 0 or len(turns) == 1  # every turn repeats the one before
                 messages += [message, *answers(error, [c["name"] for c in calls])]
             conversations.append(turns)
     return conversations

@@ -53,6 +53,7 @@ def server_command(
         options["gpu-memory-utilization"] = engine.gpu_memory_utilization
     # A seeded request whose prefill is cut kills the engine on CPU.
     flags = ["--no-enable-chunked-prefill", "--enable-prefix-caching", "--disable-log-stats"]
+    flags.append("--enable-prompt-tokens-details")  # or cached tokens would not be known
     if engine.enforce_eager:
         flags.append("--enforce-eager")
     # Not `vllm serve`: that command asks for the metadata of a distribution called vllm.

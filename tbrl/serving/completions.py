@@ -20,6 +20,8 @@ class Chunk:
     ids: tuple[int, ...]
     finish_reason: str | None = None
     """`stop` or `length` on the last piece."""
+    cached_tokens: int | None = None
+    """Of the prompt, read from the prefix cache: said once, at the end; None elsewhere."""
 
 
 class CompletionEngine(Protocol):
@@ -65,6 +67,7 @@ class VllmCompletions:
             "skip_special_tokens": False,
             "return_token_ids": True,
             "stream": True,
+            "stream_options": {"include_usage": True},
         }
         finished = False
         try:
@@ -76,7 +79,10 @@ class VllmCompletions:
                     data = line.removeprefix("data: ")
                     if not line.startswith("data: ") or data == "[DONE]":
                         continue
-                    for choice in json.loads(data).get("choices", ()):
+                    event = json.loads(data)
+                    if event.get("usage"):
+                        yield Chunk((), cached_tokens=_cached(event["usage"]))
+                    for choice in event.get("choices", ()):
                         chunk = self._chunk(choice)
                         finished = finished or chunk.finish_reason is not None
                         yield chunk
@@ -96,6 +102,10 @@ class VllmCompletions:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+def _cached(usage: JsonObject) -> int | None:
+    return (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
 
 def _reason(response: httpx.Response, text: str) -> str:

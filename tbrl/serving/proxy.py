@@ -125,10 +125,11 @@ class Proxy:
             return StreamingResponse(_prepend(first, events), media_type="text/event-stream")
         stream = self._stream_for(job)
         async with self._slot():
-            finish = ""
+            finish, cached = "", None
             async for chunk in self._sample(job):
                 stream.ids.extend(chunk.ids)
                 finish = chunk.finish_reason or finish
+                cached = chunk.cached_tokens if cached is None else cached
         reply, _ = stream.finish(finish)
         self._remember(job, reply, stream.ids)
         choice = {
@@ -137,7 +138,7 @@ class Proxy:
             "finish_reason": reply.finish_reason,
             "tbrl": reply.extra(),
         }
-        usage = _usage(job, stream.ids)
+        usage = _usage(job, stream.ids, cached)
         return JSONResponse(self._object(job, "chat.completion", [choice]) | {"usage": usage})
 
     # ------------------------------------------------------------ the parts
@@ -219,7 +220,7 @@ class Proxy:
         """Server-sent events of one completion."""
         stream = self._stream_for(job)
         opened = False
-        finish = ""
+        finish, cached = "", None
         async with self._slot():
             try:
                 async for chunk in self._sample(job):
@@ -227,6 +228,7 @@ class Proxy:
                         opened = True
                         yield self._event(job, {"role": "assistant", "content": ""})
                     finish = chunk.finish_reason or finish
+                    cached = chunk.cached_tokens if cached is None else cached
                     for delta in stream.feed(chunk.ids):
                         yield self._event(job, delta)
             except BackendFailure as failure:
@@ -241,7 +243,8 @@ class Proxy:
         yield self._event(job, {}, reply)
         if job.request.include_usage:
             last = self._object(job, "chat.completion.chunk", [])
-            yield f"data: {json.dumps(last | {'usage': _usage(job, stream.ids)})}\n\n"
+            usage = _usage(job, stream.ids, cached)
+            yield f"data: {json.dumps(last | {'usage': usage})}\n\n"
         yield "data: [DONE]\n\n"
 
     def _event(self, job: _Job, delta: JsonObject, reply: Reply | None = None) -> str:
@@ -260,10 +263,13 @@ class Proxy:
         }
 
 
-def _usage(job: _Job, ids: list[int]) -> JsonObject:
+def _usage(job: _Job, ids: list[int], cached: int | None) -> JsonObject:
+    """Without details where the engine did not say what was cached."""
     prompt, completion = len(job.prompt), len(ids)
+    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
     return {
         "prompt_tokens": prompt,
+        **details,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
