@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import orjson
+import polars as pl
 import pytest
 from run_helpers import SMALL, cleanup, kill_when, launch, processes, tokens
 
@@ -68,6 +69,14 @@ def test_a_run_leaves_files_that_agree_with_each_other(finished: Path) -> None:
     assert all(phases <= set(row["seconds"]) for row in metrics)
     # The learner, with the weights that sampled them, gives the tokens the sampler's logprobs.
     assert all(row["mismatch_kl"] < 1e-6 for row in metrics)
+    for row in metrics:
+        episodes = pl.read_parquet(finished / "episodes" / f"step-{row['step']:06d}.parquet")
+        agent = episodes["usage"].struct.field("agent").struct.unnest()
+        assert row["prompt_tokens"] == agent["input"].sum()
+        assert row["generated_tokens"] == row["action_tokens"] == agent["output"].sum()
+        assert row["usage"]["agent"]["unknown"] == 0
+        # A group shares its prompt, and every turn but the first repeats the one before.
+        assert row["cache_hit_share"] == row["cached_tokens"] / row["prompt_tokens"] > 0.3
     page = (finished / "report.html").read_text()
     assert "<svg" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
