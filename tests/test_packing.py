@@ -184,3 +184,25 @@ def test_group_members_with_failures_are_left_out_of_packing():
     assert prepared.action_tokens == sum(e.action_tokens for e in scored)
     assert prepared.divisor == prepared.action_tokens
     assert sorted(set(prepared.batches[0].advantages.tolist())) == [-0.5, 0.5]
+
+
+class Rounding(Policy):
+    """Exact but for what depends on the length of a batch alone, as kernels' rounding does."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.inner, self.size = tiny_policy(), size
+
+    def forward(self, batch, samplings):
+        noise = torch.Generator().manual_seed(batch.tokens)
+        shift = self.size * torch.rand((), generator=noise)
+        return tuple(
+            scores._replace(logprobs=scores.logprobs + shift)
+            for scores in self.inner(batch, samplings)
+        )
+
+
+def test_the_check_allows_rounding_that_length_alone_causes_but_not_any():
+    assert check_packing(Rounding(0.2), VOCABULARY, CPU, 5e-2) > 0.05
+    with pytest.raises(ConfigError, match="limit 1"):
+        check_packing(Rounding(20.0), VOCABULARY, CPU, 5e-2)

@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError
 
 from tbrl.actors import fleet as module
 from tbrl.actors.fleet import Loaded, RolloutFleet, WeightsLost
+from tbrl.actors.learner import interface_of
 from tbrl.actors.rollout_worker import RolloutSettings
 from tbrl.config import (
     EngineConfig,
@@ -20,6 +21,7 @@ from tbrl.config import (
     RolloutConfig,
     TopologyConfig,
 )
+from tbrl.errors import ConfigError
 from tbrl.stages.train import start_learner
 from tbrl.types import RoleUsage
 
@@ -114,3 +116,9 @@ def test_a_rebuilt_engine_waits_for_weights_that_only_the_learner_has(fleet: Rol
         assert (await fleet._on_worker(1, work))[0] == "run_attempt by 1"
 
     asyncio.run(run())
+
+
+def test_the_interface_that_ranks_meet_on_is_the_one_with_rays_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(ConfigError, match=r"203\.0\.113\.9"):
+        interface_of("203.0.113.9")

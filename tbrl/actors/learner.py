@@ -27,7 +27,7 @@ from tbrl.engine.weights import (
     WeightSender,
     info_of_engine,
 )
-from tbrl.errors import TbrlError
+from tbrl.errors import ConfigError, TbrlError
 from tbrl.types import EpisodeGroup, JsonObject, Sampling
 
 UPDATE_DEADLINE_S = 600.0
@@ -116,6 +116,10 @@ class LearnerRank:
 
         s = self._settings
         world = s.topology.learner_world
+        if s.topology.nodes > 1:
+            # Else gloo takes the address of the host name, which many systems map to loopback.
+            name = interface_of(ray.util.get_node_ip_address())
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         if world > 1 and self._store is None:
             self._store = dist.TCPStore(address, port, None, False, wait_for_workers=False)
         ranks = join_ranks(
@@ -193,6 +197,16 @@ class LearnerRank:
         """Finish a pending checkpoint, remove what lies in shared memory."""
         self._learner.wait_saved()
         self._sender.close()
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface with an IP address."""
+    import psutil
+
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            return str(name)
+    raise ConfigError(f"no network interface of this node has Ray's address {address}")
 
 
 def _free_port() -> int:

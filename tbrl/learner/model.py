@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,27 +150,41 @@ def probe_sequences(vocabulary: int) -> list[Sequence1D]:
 def check_packing(policy: Scorer, vocabulary: int, device: torch.device, tolerance: float) -> float:
     """Start-up self-test: packed logprobs equal unpacked ones. Returns the largest difference.
 
-    Raises ConfigError when it exceeds `tolerance`: the model mixes packed sequences (a recurrent
-    layer, an attention of its own) and must not be trained packed.
+    Low precision rounds differently for every shape of a batch, more so in deep models and where
+    rounding sends a token to another expert. How much is measured, by the same sequences with
+    tokens behind them that nothing may see; four times that is allowed where it is above
+    `tolerance`, up to 20 times that. Raises ConfigError beyond: the model mixes packed sequences
+    (a recurrent layer, an attention of its own) and must not be trained packed.
     """
-    sampling = (Sampling(),)
     sequences = probe_sequences(vocabulary)
-    with torch.no_grad():
-        packed = torch.cat(
-            [policy(b.to(device), sampling)[0].logprobs for b in pack_sequences(sequences, 4096)]
-        )
-        alone = torch.cat(
-            [
-                policy(pack_sequences([s], 4096, share_prompt=False)[0].to(device), sampling)[
-                    0
-                ].logprobs
-                for s in sequences
-            ]
-        )
+
+    def score(batches: list[PackedBatch]) -> torch.Tensor:
+        with torch.no_grad():
+            scores = [policy(batch.to(device), (Sampling(),))[0].logprobs for batch in batches]
+        return torch.cat(scores)
+
+    def apart(given: list[Sequence1D]) -> torch.Tensor:
+        return score([pack_sequences([s], 4096, share_prompt=False)[0] for s in given])
+
+    packed, alone = score(pack_sequences(sequences, 4096)), apart(sequences)
+    noise = float((apart([_with_tail(s, 19) for s in sequences]) - alone).abs().max())
+    limit = min(max(tolerance, 4 * noise), 20 * tolerance)
     difference = float((packed - alone).abs().max())
-    if not difference <= tolerance:
+    if not difference <= limit:
         raise ConfigError(
             f"model.attention: packed and unpacked logprobs differ by {difference:.3g} "
-            f"(limit {tolerance:g}); use a model with plain causal attention in every layer"
+            f"(limit {limit:.3g}); use a model with plain causal attention in every layer"
         )
     return difference
+
+
+def _with_tail(sequence: Sequence1D, tokens: int) -> Sequence1D:
+    """The same, with further tokens that are not scored."""
+    return replace(
+        sequence,
+        response=np.concatenate([sequence.response, np.resize(sequence.prompt, tokens)]),
+        mask=np.concatenate([sequence.mask, np.zeros(tokens, bool)]),
+        behaviour_logprobs=np.concatenate(
+            [sequence.behaviour_logprobs, np.zeros(tokens, np.float32)]
+        ),
+    )
