@@ -110,3 +110,15 @@ def test_without_top_k_one_chunk_of_probabilities_is_kept():
     scores = score_tokens(hidden, weight, targets, Sampling(), 16)
     kept = scores.logprobs.grad_fn.kept
     assert sum(t.numel() for pair in kept for t in pair if t is not None) == 16 * 500
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_16_bit_weight_gradient_is_rounded_once_and_not_with_every_chunk(sparse, monkeypatch):
+    monkeypatch.setattr(head, "_DENSE_VOCABULARY", 0 if sparse else 10**9)
+    sampling = Sampling(top_k=5) if sparse else Sampling()
+    hidden, weight, targets = inputs(rows=4096, dtype=torch.bfloat16)
+    exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    score_tokens(*exact, targets, sampling, 8).logprobs.sum().backward()
+    score_tokens(hidden, weight, targets, sampling, 8).logprobs.sum().backward()
+    error = (weight.grad.double() - exact[1].grad).abs().max() / exact[1].grad.abs().max()
+    assert error < 2**-8

@@ -100,7 +100,11 @@ class _TokenHead(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, weight, targets, totals = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            # Many chunks add up in it: 16 bits would round away the later ones.
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
         scaled = grad / ctx.sampling.temperature
         for index, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
             part = slice(start, min(start + ctx.chunk, hidden.shape[0]))
@@ -126,8 +130,18 @@ class _TokenHead(torch.autograd.Function):
             slopes = slopes.to(hidden.dtype)
             grad_hidden[part] = slopes @ weight
             if grad_weight is not None:
-                grad_weight.addmm_(slopes.T, hidden[part])
+                _add_product(grad_weight, slopes.T, hidden[part])
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, whose dtype may be narrower."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(left @ right)
 
 
 def _distribution(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,5 +171,5 @@ def _scatter_rows(grad_weight: Tensor, ids: Tensor, slopes: Tensor, hidden: Tens
     """grad_weight[ids[n, j]] += slopes[n, j] * hidden[n], a few rows at a time."""
     for start in range(0, ids.shape[0], 64):
         part = slice(start, start + 64)
-        rows = slopes[part, :, None].to(hidden.dtype) * hidden[part, None, :]
+        rows = slopes[part, :, None].to(grad_weight.dtype) * hidden[part, None, :]
         grad_weight.index_add_(0, ids[part].reshape(-1), rows.reshape(-1, hidden.shape[1]))
