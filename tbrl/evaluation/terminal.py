@@ -73,19 +73,25 @@ def _runs_table(report: Report) -> Table:
     ):
         table.add_row(label, *(text(s) if s else "–" for s in summaries))
     efforts = [effort(run) for run in report.runs]
-    for label, key in (
-        ("turns per attempt", "turns"),
-        ("tokens written per attempt", "output"),
-        ("seconds per attempt", "seconds"),
-        ("tries that failed", "failed"),
-        ("campaign cost", "cost"),
-        ("of it failed tries", "cost_failed"),
-        ("cost per attempt", "per_attempt"),
-        ("cost per task", "per_task"),
-        ("cost per dependable task", "per_dependable"),
-    ):
+    priced = any(run.cost for run in report.runs)
+    for label, key in (*_EFFORT_ROWS, *(_COST_ROWS if priced else ())):
         table.add_row(label, *(e[key] for e in efforts))
     return table
+
+
+_EFFORT_ROWS = (
+    ("turns per attempt", "turns"),
+    ("tokens written per attempt", "output"),
+    ("seconds per attempt", "seconds"),
+    ("tries that failed", "failed"),
+)
+_COST_ROWS = (
+    ("campaign cost", "cost"),
+    ("of it failed tries", "cost_failed"),
+    ("cost per attempt", "per_attempt"),
+    ("cost per task", "per_task"),
+    ("cost per dependable task", "per_dependable"),
+)
 
 
 def _pass_hat(summary: Summary, k: int) -> str:
