@@ -98,76 +98,113 @@ def _parameters(file: Path) -> int:
 
 
 def memory(config: Config, numbers: ModelNumbers) -> list[Need]:
-    """Needs by phase and place."""
-    t, a, engine = config.topology, config.algorithm, config.engine
-    p = numbers.parameters / GIB
-    kv_token = 2 * numbers.layers * numbers.kv_heads * numbers.head_dim
-    kv_token *= _BYTES[config.model.engine_dtype]
-    weights = p * _BYTES[config.model.engine_dtype] / t.tensor_parallel
-    compute = _BYTES[config.model.learner_dtype]
-    tokens = max(a.micro_batch_tokens, config.rollout.max_episode_tokens) / t.sequence_parallel
-    whole = 34 * numbers.hidden * compute / 2
-    kept = 2 * numbers.hidden * compute / 2 * numbers.layers + whole
-    ends = 2 * numbers.vocabulary * numbers.hidden / GIB
-    gathered = (p - min(ends, p)) / numbers.layers * (3 * compute + 4) + ends * (2 * compute + 4)
-    learner = {
-        "master, gradient, moments": 16 * p / t.learner_world,
-        "gathered layers": gathered if t.learner_world > 1 else 0.0,
-        "activations": tokens
-        * (kept if a.gradient_checkpointing else whole * numbers.layers)
-        / GIB,
-        "logits": 3 * 4 * a.head_chunk * numbers.vocabulary / GIB,
-    }
-    host = t.host_memory_gib or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    """Needs by phase and place. Raises ConfigError when a GPU cannot hold an engine's weights and
+    one longest episode."""
+    t = config.topology
+    weights = _engine_weights(config, numbers)
+    learner = _learner_parts(config, numbers)
     if t.device == "cpu":
+        host = _host_limit(config)
         rollout = {
             "engine weights": weights,
-            "KV cache": engine.kv_cache_mib / 1024,
+            "KV cache": config.engine.kv_cache_mib / 1024,
             "processes": 0.8 * (t.rollout_workers + t.learner_world) + 1.5,
         }
         return [
             Need("rollout", "host", rollout, host),
             Need("learn", "host", {**rollout, **learner}, host),
         ]
-    gpu = t.gpu_memory_gib
-    budget = engine.gpu_memory_utilization * gpu
-    longest = config.rollout.max_episode_tokens * kv_token / t.tensor_parallel / GIB
+    return [*_host_needs(config, numbers), *_gpu_needs(config, numbers, learner)]
+
+
+def _host_limit(config: Config) -> float:
+    """Of one node, GiB: as configured, else this machine's."""
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    return config.topology.host_memory_gib or here
+
+
+def _engine_weights(config: Config, numbers: ModelNumbers) -> float:
+    """Of one engine process, GiB."""
+    size = _BYTES[config.model.engine_dtype]
+    return numbers.parameters / GIB * size / config.topology.tensor_parallel
+
+
+def _ends(numbers: ModelNumbers) -> float:
+    """Parameters of embedding and head, in units of 2^30."""
+    return 2 * numbers.vocabulary * numbers.hidden / GIB
+
+
+def _learner_parts(config: Config, numbers: ModelNumbers) -> dict[str, float]:
+    """Of one learner rank on its device, GiB."""
+    t, a = config.topology, config.algorithm
+    p, ends = numbers.parameters / GIB, _ends(numbers)
+    compute = _BYTES[config.model.learner_dtype]
+    tokens = max(a.micro_batch_tokens, config.rollout.max_episode_tokens) / t.sequence_parallel
+    layer = 34 * numbers.hidden * compute / 2
+    token = layer * numbers.layers
+    if a.gradient_checkpointing:
+        token = 2 * numbers.hidden * compute / 2 * numbers.layers + layer
+    gathered = (p - min(ends, p)) / numbers.layers * (3 * compute + 4) + ends * (2 * compute + 4)
+    return {
+        "master, gradient, moments": 16 * p / t.learner_world,
+        "gathered layers": gathered if t.learner_world > 1 else 0.0,
+        "activations": tokens * token / GIB,
+        "logits": 3 * 4 * a.head_chunk * numbers.vocabulary / GIB,
+    }
+
+
+def _host_needs(config: Config, numbers: ModelNumbers) -> list[Need]:
+    """Of one node of a GPU topology."""
+    t, p = config.topology, numbers.parameters / GIB
+    # Offloaded for good: also the gradient, once more as AdamW reads it, and the weights in
+    # compute dtype.
+    kept = 20.0 + _BYTES[config.model.learner_dtype] if t.learner_offload else 12.0
+    asleep = _engine_weights(config, numbers) * t.tensor_parallel * t.rollout_workers
+    copies = 2 if config.algorithm.kl_coefficient > 0 else 1
+    processes = {"processes": 4.0 * t.gpus_per_node}
+    load = {"whole policy on the first rank": 4 * p * copies, **processes}
+    state = {
+        "offloaded learner state": kept * p / t.nodes,
+        "sleeping engine weights": asleep / t.nodes,
+        **processes,
+    }
+    limit = _host_limit(config)
+    return [Need("load", "host", load, limit), Need("train", "host", state, limit)]
+
+
+def _gpu_needs(config: Config, numbers: ModelNumbers, learner: dict[str, float]) -> list[Need]:
+    t, engine = config.topology, config.engine
+    limit = t.gpu_memory_gib
+    weights = _engine_weights(config, numbers)
+    budget = engine.gpu_memory_utilization * limit
+    token = 2 * numbers.layers * numbers.kv_heads * numbers.head_dim
+    token *= _BYTES[config.model.engine_dtype]
+    longest = config.rollout.max_episode_tokens * token / t.tensor_parallel / GIB
     if weights + longest > budget:
         raise ConfigError(
             f"engine.gpu_memory_utilization={engine.gpu_memory_utilization:g} gives {budget:.0f} "
             f"GiB a GPU; weights {weights:.1f} + one episode {longest:.1f} GiB do not fit: raise "
             "topology.tensor_parallel or lower rollout.max_episode_tokens"
         )
-    rollout = {"engine weights": weights, "KV cache": budget - weights}
-    kept = 12.0
+    learner = dict(learner)
     if t.learner_offload:
-        # Always on the host; also the gradient, once more as AdamW reads it, and the weights in
-        # compute dtype.
         del learner["master, gradient, moments"]
-        kept = 20.0 + compute
-    state = {
-        "offloaded learner state": kept * p / t.nodes,
-        "sleeping engine weights": weights * t.tensor_parallel * t.rollout_workers / t.nodes,
-        "processes": 4.0 * t.gpus_per_node,
+    rollout = {"engine weights": weights, "KV cache": budget - weights}
+    if not t.colocated:
+        return [Need("rollout", "GPU", rollout, limit), Need("learn", "GPU", learner, limit)]
+    asleep = {"sleeping engine": SLEEPING_GIB}
+    largest = _ends(numbers) / 2 * _BYTES[config.model.learner_dtype]
+    both = {
+        "master, moments": 12 * numbers.parameters / GIB / t.learner_world,
+        "engine weights": weights,
+        "largest tensor, four times": 4 * max(largest, 1.0),
+        **asleep,
     }
-    copies = 2 if a.kl_coefficient > 0 else 1
-    load = {"whole policy on the first rank": 4 * p * copies, "processes": state["processes"]}
-    needs = [Need("load", "host", load, host)]
-    needs += [Need("rollout", "GPU", rollout, gpu), Need("rollout", "host", state, host)]
-    if t.colocated:
-        learner["sleeping engine"] = SLEEPING_GIB
-        largest = ends / 2 * compute
-        both = {
-            "master, moments": 12 * p / t.learner_world,
-            "engine weights": weights,
-            "largest tensor, four times": 4 * max(largest, 1.0),
-            "sleeping engine": SLEEPING_GIB,
-        }
-    needs.append(Need("learn", "GPU", learner, gpu))
-    if t.colocated:
-        needs.append(Need("hand over", "GPU", both, gpu))
-    needs.append(Need("learn", "host", state, host))
-    return needs
+    return [
+        Need("rollout", "GPU", rollout, limit),
+        Need("learn", "GPU", {**learner, **asleep}, limit),
+        Need("hand over", "GPU", both, limit),
+    ]
 
 
 def check_fits(needs: list[Need]) -> None:

@@ -156,7 +156,7 @@ MODELS = {
 def test_the_reference_run_fits_its_gpus_by_the_plans_own_estimate(name: str) -> None:
     needs = memory(compose_config(REFERENCE), MODELS[name])
     check_fits(needs)
-    assert {need.phase for need in needs} == {"load", "rollout", "learn", "hand over"}
+    assert {need.phase for need in needs} == {"load", "train", "rollout", "learn", "hand over"}
 
 
 def test_the_longest_episode_counts_and_needs_checkpointing() -> None:
