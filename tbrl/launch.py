@@ -12,6 +12,7 @@ Errors of the user are one line on stderr and exit code 2; a failed run is one l
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,6 +77,8 @@ def run(config: Config) -> int:
     """Validate and run one stage, or print what it would do."""
     validate(config)
     logging.basicConfig(level=config.logger.level, format="%(levelname)s %(name)s: %(message)s")
+    # transformers would draw bars of its own into ours for each load and save.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if config.dry_run or config.stage == "plan":
         from tbrl.plan import print_plan
 
