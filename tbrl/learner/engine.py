@@ -14,7 +14,7 @@ and in how ranks keep pace (`Capabilities.own_pace`):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -286,3 +286,21 @@ class LearnerEngine(ABC):
     @abstractmethod
     def onload(self) -> None:
         """Come back. No-op on CPU."""
+
+
+def adamw(parameters: Iterable[Tensor], settings: EngineSettings) -> torch.optim.AdamW:
+    """The optimizer of every engine; each step sets its learning rate."""
+    s = settings
+    return torch.optim.AdamW(
+        parameters, lr=0.0, betas=s.betas, eps=s.eps, weight_decay=s.weight_decay, fused=True
+    )
+
+
+def make_moments(optimizer: torch.optim.Optimizer, masters: Iterable[Tensor]) -> None:
+    """As the first step would make them; made before it, so that every checkpoint has them."""
+    for master in masters:
+        optimizer.state[master] = {
+            "step": torch.zeros((), dtype=torch.float32, device=master.device),
+            "exp_avg": torch.zeros_like(master),
+            "exp_avg_sq": torch.zeros_like(master),
+        }

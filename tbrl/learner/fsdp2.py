@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tbrl.learner.distributed import Ranks
-from tbrl.learner.engine import Capabilities, EngineSettings, LearnerEngine
+from tbrl.learner.engine import Capabilities, EngineSettings, LearnerEngine, adamw, make_moments
 from tbrl.learner.head import TokenScores
 from tbrl.learner.model import Policy
 from tbrl.learner.packing import PackedBatch
@@ -84,17 +84,8 @@ class Fsdp2Learner(LearnerEngine):
 
     def _optimizer(self) -> torch.optim.AdamW:
         params = [p for p in self.model.parameters() if p.requires_grad]
-        s = self.settings
-        optimizer = torch.optim.AdamW(
-            params, lr=0.0, betas=s.betas, eps=s.eps, weight_decay=s.weight_decay, fused=True
-        )
-        for p in params:
-            # As the first step would make them; made here, so that every checkpoint has them.
-            optimizer.state[p] = {
-                "step": torch.zeros((), dtype=torch.float32, device=p.device),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": torch.zeros_like(p),
-            }
+        optimizer = adamw(params, self.settings)
+        make_moments(optimizer, params)
         return optimizer
 
     @property

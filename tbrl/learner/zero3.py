@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, Shard
 from tbrl.errors import InvariantError
 from tbrl.learner.deepspeed_package import load_deepspeed
 from tbrl.learner.distributed import Ranks
-from tbrl.learner.engine import Capabilities, EngineSettings, LearnerEngine
+from tbrl.learner.engine import Capabilities, EngineSettings, LearnerEngine, adamw, make_moments
 from tbrl.learner.head import TokenScores
 from tbrl.learner.model import Policy
 from tbrl.learner.packing import PackedBatch
@@ -64,24 +64,11 @@ class Zero3Learner(LearnerEngine):
             frozen, _ = _cut(deepspeed, reference, ranks, config, frozen=True)
             self.reference = _start(deepspeed, frozen, config, None)
         self.model, masters = _cut(deepspeed, model, ranks, config)
-        adamw = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=0.0,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
-        self.engine = _start(deepspeed, self.model, config, adamw)
+        optimizer = adamw(self.model.parameters(), settings)
+        self.engine = _start(deepspeed, self.model, config, optimizer)
         self.zero = self.engine.optimizer
         self.optimizer: torch.optim.Optimizer = self.zero.optimizer
-        for flat in self.zero.fp32_partitioned_groups_flat:
-            # As the first step would make them; made here, so that every checkpoint has them.
-            self.optimizer.state[flat] = {
-                "step": torch.zeros((), dtype=torch.float32, device=flat.device),
-                "exp_avg": torch.zeros_like(flat, requires_grad=False),
-                "exp_avg_sq": torch.zeros_like(flat, requires_grad=False),
-            }
+        make_moments(self.optimizer, self.zero.fp32_partitioned_groups_flat)
         home = self.zero.grad_partitions_flat_buffer.device
         self.mesh = init_device_mesh(home.type, (ranks.world,))
         for name, parameter in self.model.named_parameters():
