@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rollout import Turn, turns_of
 from torch import Tensor
 
 from tbrl.config import Config
@@ -43,13 +44,6 @@ RECORDED_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    prompt: list[int]
-    length: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
 class Sampled:
     """One turn: its tokens, and for each the engine's support with processed logprobs."""
 
@@ -57,18 +51,10 @@ class Sampled:
     tables: list[dict[int, float]]
 
 
-def requests_of(run: str, step: int, count: int) -> list[Request]:
+def requests_of(run: str, step: int, count: int) -> list[Turn]:
     path = Path(run) / "episodes" / f"step-{step:06d}.parquet"
-    found = []
-    for stored in read_groups(path):
-        for episode in stored.group.episodes:
-            ids = [*episode.prompt_ids.tolist(), *episode.response_ids.tolist()]
-            found += [
-                Request(ids[: t.start], t.end - t.start, t.seed)
-                for t in episode.turns
-                if t.role == "assistant" and t.end > t.start
-            ]
-    return found[:count]
+    episodes = (episode for stored in read_groups(path) for episode in stored.group.episodes)
+    return [turn for episode in episodes for turn in turns_of(episode)][:count]
 
 
 class Engine:
@@ -77,7 +63,7 @@ class Engine:
     def __init__(self, wrapped: Any, sampling: Sampling) -> None:
         self.wrapped, self.sampling = wrapped, sampling
 
-    async def sample(self, request: Request, width: int, name: str) -> Sampled:
+    async def sample(self, request: Turn, width: int, name: str) -> Sampled:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -105,7 +91,7 @@ class Engine:
         ]
         return Sampled(list(sampled.token_ids), tables)
 
-    async def timed(self, requests: Sequence[Request], width: int) -> tuple[float, list[Sampled]]:
+    async def timed(self, requests: Sequence[Turn], width: int) -> tuple[float, list[Sampled]]:
         await self.wrapped._llm.reset_prefix_cache()
         began = time.perf_counter()
         work = (self.sample(r, width, f"{width}-{began}-{n}") for n, r in enumerate(requests))
@@ -126,7 +112,7 @@ class Gaps:
 
 
 @torch.no_grad()
-def score(model: Any, requests: list[Request], turns: list[Sampled], sampling: Sampling) -> Any:
+def score(model: Any, requests: list[Turn], turns: list[Sampled], sampling: Sampling) -> Any:
     """(recorded, recomputed, edge tokens, tokens whose supports differ)"""
     recorded, recomputed, edges, differing = Gaps([]), Gaps([]), 0, 0
     for request, turn in zip(requests, turns, strict=True):

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tbrl.learner.attention import register_attention
 from tbrl.learner.distributed import Ranks, join_ranks, leave_ranks
@@ -132,6 +133,21 @@ def groups(
         )
         result.append(EpisodeGroup(0, slot, 0, "toy/task", members))
     return result
+
+
+def train_on(subject: Any, data: list[EpisodeGroup]) -> Any:
+    """One step of a GrpoLearner on `data`, slot = index: its LearnerStats."""
+    ranks = subject.ranks
+    subject.begin_step()
+    for slot, group in enumerate(data):
+        if slot % ranks.data_world == ranks.data_rank:
+            subject.add_group(group, slot)
+    return subject.finish()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a parameter, gathered where it is sharded."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 def parameters(policy: Policy) -> dict[str, torch.Tensor]:

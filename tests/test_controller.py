@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +109,25 @@ class FakeLearner:
         self.saved.append((step, extra))
 
 
+def controller_of(
+    rollouts: FakeRollouts,
+    learner: FakeLearner,
+    on_step: Callable[[StepRecord], Awaitable[None]],
+    checkpoint_every: int = CheckpointConfig.every,
+) -> Controller:
+    """Of nine tasks and the smallest step."""
+    return Controller(
+        SlotSchedule(TaskStream([f"t{i}" for i in range(9)], 1), SLOTS, 12),
+        rollouts,
+        learner,
+        AlgorithmConfig(groups_per_step=SLOTS, group_size=SIZE),
+        RolloutConfig(),
+        CheckpointConfig(every=checkpoint_every),
+        alternate=False,
+        on_step=on_step,
+    )
+
+
 def run_steps(
     steps: int = 3, seed: int = 0, speculation: int = 0, alternate: bool = False, **fake: Any
 ) -> tuple[list[StepRecord], FakeLearner, Controller]:
@@ -167,16 +187,7 @@ def test_a_step_without_signal_sends_no_weights_and_keeps_the_version() -> None:
     async def keep(record: StepRecord) -> None:
         records.append(record)
 
-    controller = Controller(
-        SlotSchedule(TaskStream([f"t{i}" for i in range(9)], 1), SLOTS, 12),
-        rollouts,
-        learner,
-        AlgorithmConfig(groups_per_step=SLOTS, group_size=SIZE),
-        RolloutConfig(),
-        CheckpointConfig(),
-        alternate=False,
-        on_step=keep,
-    )
+    controller = controller_of(rollouts, learner, keep)
     asyncio.run(controller.run(0, 1))
     assert "send" not in learner.log
     assert (records[0].policy_version, records[0].next_version) == (0, 0)
@@ -231,16 +242,7 @@ def test_a_crash_inside_a_group_ends_the_step_and_leaves_nothing_running() -> No
     async def ignore(record: StepRecord) -> None:
         raise AssertionError("the step must not complete")
 
-    controller = Controller(
-        SlotSchedule(TaskStream([f"t{i}" for i in range(9)], 1), SLOTS, 12),
-        rollouts,
-        FakeLearner(rollouts),
-        AlgorithmConfig(groups_per_step=SLOTS, group_size=SIZE),
-        RolloutConfig(),
-        CheckpointConfig(),
-        alternate=False,
-        on_step=ignore,
-    )
+    controller = controller_of(rollouts, FakeLearner(rollouts), ignore)
 
     async def crash() -> int:
         with pytest.raises(RuntimeError, match="worker bug"):
@@ -271,16 +273,7 @@ def test_a_lost_learner_ends_the_step_while_groups_are_still_decoding() -> None:
         raise AssertionError("the step must not complete")
 
     rollouts = Endless(random.Random(0))
-    controller = Controller(
-        SlotSchedule(TaskStream([f"t{i}" for i in range(9)], 1), SLOTS, 12),
-        rollouts,
-        Lost(rollouts),
-        AlgorithmConfig(groups_per_step=SLOTS, group_size=SIZE),
-        RolloutConfig(),
-        CheckpointConfig(),
-        alternate=False,
-        on_step=ignore,
-    )
+    controller = controller_of(rollouts, Lost(rollouts), ignore)
 
     async def crash() -> int:
         with pytest.raises(RuntimeError, match="the learner died"):
@@ -297,15 +290,6 @@ def test_a_requested_stop_finishes_the_step_and_writes_a_checkpoint() -> None:
     async def stop_after_first(record: StepRecord) -> None:
         controller.request_stop()
 
-    controller = Controller(
-        SlotSchedule(TaskStream([f"t{i}" for i in range(9)], 1), SLOTS, 12),
-        rollouts,
-        learner,
-        AlgorithmConfig(groups_per_step=SLOTS, group_size=SIZE),
-        RolloutConfig(),
-        CheckpointConfig(every=100),
-        alternate=False,
-        on_step=stop_after_first,
-    )
+    controller = controller_of(rollouts, learner, stop_after_first, checkpoint_every=100)
     assert asyncio.run(controller.run(0, 50)) == 1
     assert [step for step, _ in learner.saved] == [1]

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from learner_toys import ToyPolicy, groups, on_ranks, parameters, tiny_policy
-from torch.distributed.tensor import DTensor
+from learner_toys import (
+    ToyPolicy,
+    groups,
+    on_ranks,
+    parameters,
+    tiny_policy,
+    train_on,
+    whole,
+)
 
 from tbrl.config import AlgorithmConfig, ModelConfig
 from tbrl.errors import InvariantError
@@ -34,16 +41,7 @@ def learner(ranks=None, policy=None, own_pace=True, dtype="float32", **keys):
 
 
 def step(subject, data=DATA):
-    ranks = subject.ranks
-    subject.begin_step()
-    for slot, group in enumerate(data):
-        if slot % ranks.world == ranks.rank:
-            subject.add_group(group, slot)
-    return subject.finish()
-
-
-def whole(tensor):
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+    return train_on(subject, data)
 
 
 def moments(subject):

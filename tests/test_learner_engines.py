@@ -13,8 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_toys import ToyPolicy, groups, no_deepspeed, on_ranks, tiny_causal_lm, tiny_policy
-from torch.distributed.tensor import DTensor
+from learner_toys import (
+    ToyPolicy,
+    groups,
+    no_deepspeed,
+    on_ranks,
+    tiny_causal_lm,
+    tiny_policy,
+    train_on,
+    whole,
+)
 
 from tbrl.config import AlgorithmConfig, ModelConfig
 from tbrl.errors import InvariantError
@@ -61,16 +69,7 @@ def learner(ranks, engine, policy=None, dtype="float32", offload=False, **keys):
 
 
 def step(subject, data=DATA):
-    ranks = subject.ranks
-    subject.begin_step()
-    for slot, group in enumerate(data):
-        if slot % ranks.data_world == ranks.data_rank:
-            subject.add_group(group, slot)
-    return subject.finish()
-
-
-def whole(tensor):
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+    return train_on(subject, data)
 
 
 def snapshot(subject):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from learner_toys import groups, no_deepspeed, on_ranks, tiny_causal_lm
+from learner_toys import groups, no_deepspeed, on_ranks, tiny_causal_lm, train_on
 from torch.distributed.tensor import DTensor
 
 from tbrl.config import AlgorithmConfig, ModelConfig
@@ -45,11 +45,7 @@ def train(ranks, folder, how="own pace"):
         subject = learner(ranks, folder, how)
     finally:
         facade.load_policy = real
-    subject.begin_step()
-    for slot, group in enumerate(DATA):
-        if slot % ranks.world == ranks.rank:
-            subject.add_group(group, slot)
-    stats = subject.finish()
+    stats = train_on(subject, DATA)
     weights = {name: tensor.numpy() for name, tensor in subject.weights()}
     buffers = {name: b.numpy() for name, b in subject.engine.model.named_buffers()}
     return len(reads), stats.digest_before, stats.loss, weights, buffers
@@ -75,12 +71,7 @@ def test_ranks_have_the_weights_that_only_the_first_one_read(folder, how):
 def save_and_load(ranks, folder, how, root):
     """Weights and moments after a step, and as another learner finds them in its checkpoint."""
     first = learner(ranks, folder, how)
-    for slot, group in enumerate(DATA):
-        if slot == 0:
-            first.begin_step()
-        if slot % ranks.world == ranks.rank:
-            first.add_group(group, slot)
-    first.finish()
+    train_on(first, DATA)
     path = first.save(root, 1).result()
     second = learner(ranks, folder, how)
     second.load(path)
